@@ -1,0 +1,84 @@
+"""The optimizer's state: whether it moves, its clocks, and what it would do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from nnx_probes.callbacks.base import Callback, Context, check_every
+from nnx_probes.callbacks.group import Group
+from nnx_probes.device.leaves import Tree
+from nnx_probes.device.probe import Sample
+from nnx_probes.device.tap import is_watched
+from nnx_probes.device.trial import try_update
+from nnx_probes.host.clock import counters
+from nnx_probes.host.history import History
+from nnx_probes.host.record import Leaves, Record
+
+__all__ = ["OptimizerProbe", "optimizer_source"]
+
+
+class OptimizerProbe(Callback):
+    """Measures the optimizer's state as `ParamProbe` measures the model, and reads its clocks.
+
+    Puts ``optimizer.norm``, ``optimizer.max_abs``, ``optimizer.nonfinite``, ``optimizer.fingerprint``,
+    ``optimizer.value`` (float64[n_leaves], the element of scalar leaves), ``optimizer.step`` and, where found,
+    ``optimizer.learning_rate`` into the record; of a watched optimizer also ``watch.traced``
+    (how often ``update`` was traced).
+
+    Args:
+      every: interval in steps, None for the monitor's.
+      fingerprints: as in `ParamProbe`.
+
+    Cost: as `ParamProbe`, over the optimizer's leaves (twice the parameters with Adam). When parameters stand still it
+    asks the optimizer what it would do (`try_update`), which compiles once and waits.
+    """
+
+    provides = ("optimizer.*", "watch.traced", "params.trial_update", "params.trial_absorbed", "trial.*")
+
+    def __init__(self, *, every: int | None = None, fingerprints: str | None = "auto") -> None:
+        check_every(every, "OptimizerProbe")
+        self.every = every
+        self._group = Group("optimizer", fingerprints=fingerprints)
+        self._live: Any = None
+
+    def on_step_end(self, ctx: Context) -> None:
+        """Queues the measurement of the optimizer's state."""
+        if ctx.optimizer is None:
+            return
+        self._live = (ctx.optimizer, ctx.model)
+        if is_watched(ctx.optimizer):
+            ctx.values["watch.traced"] = ctx.optimizer.evidence.traced
+        ctx.later.append(self._group.enqueue(optimizer_source(ctx.optimizer), self._clocks))
+
+    def _clocks(self, sample: Sample, table: Leaves) -> Mapping[str, Any]:
+        found = counters(table, sample.value)
+        values: dict[str, Any] = {"optimizer.value": sample.value}
+        for name in ("step", "learning_rate"):
+            if name in found:
+                values[f"optimizer.{name}"] = found[name]
+        return values
+
+    def explain(self, record: Record, history: History) -> Mapping[str, Any]:
+        """Asks the optimizer what a gradient of ones would change."""
+        optimizer, model = self._live if self._live is not None else (None, None)
+        if "params.fingerprint" not in record or not isinstance(model, nnx.Pytree):
+            return {}
+        tree = Tree(model)
+        tree.read()
+        if tuple(leaf.path for leaf in tree.leaves) != record.leaves["params"].paths:
+            return {}
+        return try_update(optimizer, model, tree.leaves) or {}
+
+    def on_train_end(self, ctx: Context) -> None:
+        """Lets go of the optimizer."""
+        self._live = None
+
+
+def optimizer_source(optimizer: Any) -> Any:
+    """Returns the part of an optimizer that is its own state (never the model it may hold)."""
+    if not isinstance(optimizer, nnx.Optimizer):
+        return optimizer
+    return {"step": optimizer.step, "opt_state": optimizer.opt_state}

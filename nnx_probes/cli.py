@@ -1,0 +1,119 @@
+"""The command ``nnx-probes``.
+
+Exit codes: 0 nothing found, 1 something found, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nnx_probes import __version__
+from nnx_probes.errors import ProbesError
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C: 128 + SIGINT
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One subcommand.
+
+    Attributes:
+      name: the word on the command line.
+      help: one line for ``nnx-probes --help``.
+      configure: adds the command's arguments to its parser; imports nothing heavy.
+      execute: does the work and returns the exit code; imports what it needs.
+    """
+
+    name: str
+    help: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    execute: Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    Args:
+      arguments: the words after the program's name; by default those of this process.
+
+    Raises:
+      SystemExit: with code 2 for wrong usage, 0 after ``--help`` and ``--version``.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    command: Command = options.command
+    try:
+        return command.execute(options)
+    except KeyboardInterrupt:
+        print("nnx-probes: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except (ProbesError, OSError) as error:
+        # A folder that cannot be written to, a file that is not there: the user's to mend, no traceback.
+        print(f"nnx-probes {command.name}: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nnx-probes",
+        description="Tells what is wrong with a Flax NNX training run.",
+        epilog="Exit codes: 0 nothing found, 1 something found, 2 wrong usage.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.help,
+            description=command.help,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.configure(subparser)
+        subparser.set_defaults(command=command)
+    return parser
+
+
+def _count(text: str) -> int:
+    """Returns `text` as a whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return value
+
+
+def _configure_demo(parser: argparse.ArgumentParser) -> None:
+    from nnx_probes.demo.faults import FAULTS
+
+    parser.add_argument("--fault", choices=FAULTS, metavar="NAME", help="build in one of the faults below")
+    parser.add_argument("--steps", type=_count, default=150, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--every", type=_count, default=10, metavar="N", help="steps between two probes; default: %(default)s"
+    )
+    parser.add_argument("--logdir", metavar="DIR", help="default: a fresh folder runs/demo-NAME")
+    width = max(map(len, FAULTS))
+    parser.epilog = "faults:\n" + "\n".join(
+        f"  {fault.name:{width}}  {fault.description}" for fault in FAULTS.values()
+    )
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from nnx_probes.demo.run import run
+
+    return run(fault=options.fault, steps=options.steps, every=options.every, logdir=options.logdir)
+
+
+COMMANDS = (
+    Command("demo", "train a small language model, whole or with a known fault", _configure_demo, _demo),
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Fingerprints: a short text a leaf that changes when any bit of the leaf does.
+
+Two methods, each value labelled with its own: ``mix64`` is computed where the array lies (`mix64` module),
+``xxh3`` is XXH3-64 over the row-major bytes on the host, which on the CPU backend needs no copy and runs at
+memory speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import numpy as np
+import xxhash
+
+from nnx_probes.device.leaves import Tree
+from nnx_probes.device.mix64 import mix64, mix64_text
+from nnx_probes.errors import ArgumentError, closest
+
+__all__ = ["METHODS", "Method", "choose_method", "fingerprint", "host_bytes", "xxh3_text"]
+
+Method = Literal["auto", "mix64", "xxh3"]
+METHODS: tuple[str, ...] = ("auto", "mix64", "xxh3")
+
+
+def fingerprint(tree: Any, *, method: Method = "auto") -> dict[str, str]:
+    """Returns the fingerprint of every leaf: path to ``"xxh3:..."`` or ``"mix64:..."`` (16 hex digits).
+
+    Two leaves of the same method, shape and dtype have equal fingerprints exactly when all their bits are
+    equal (a chance collision has probability 2^-64). NaN payloads and the sign of zero count. Values of
+    different methods cannot be compared.
+
+    Args:
+      tree: Module, State, Optimizer, any pytree of arrays, or a function without arguments that returns one.
+      method: ``"auto"`` takes ``xxh3`` where all arrays lie on the CPU and this process can address them
+        whole, else ``mix64``, which is the same under every sharding and on every host.
+
+    Raises:
+      ArgumentError: the method is unknown.
+      ArgumentTypeError: there is no array in `tree`.
+
+    Cost: one read of the bytes. Waits for the arrays to be computed.
+    """
+    check_method(method)
+    source = Tree(tree)
+    arrays = source.read()
+    chosen = choose_method(arrays) if method == "auto" else method
+    if chosen == "xxh3":
+        texts = [xxh3_text(x) for x in arrays]
+    else:
+        texts = [mix64_text(np.asarray(jax.device_get(_mix64(jax.numpy.asarray(x))))) for x in arrays]
+    return {leaf.path: text for leaf, text in zip(source.leaves, texts, strict=True)}
+
+
+_mix64 = jax.jit(mix64)
+
+
+def check_method(method: str) -> None:
+    """Raises `ArgumentError` unless `method` is one of `METHODS`."""
+    if method not in METHODS:
+        raise ArgumentError(
+            f"method={method!r} is not a fingerprint method: expected one of {METHODS}.{closest(str(method), METHODS)}"
+        )
+
+
+def choose_method(arrays: Sequence[Any]) -> Literal["mix64", "xxh3"]:
+    """Returns the cheaper method that gives every process the same values for these arrays."""
+    on_device = [x for x in arrays if isinstance(x, jax.Array)]
+    if any(not x.is_fully_addressable for x in on_device):
+        return "mix64"
+    return "xxh3" if all(d.platform == "cpu" for x in on_device for d in x.sharding.device_set) else "mix64"
+
+
+def host_bytes(x: Any) -> np.ndarray:
+    """Returns the row-major bytes of one array as uint8[n]: a view on the CPU backend, a copy elsewhere."""
+    if isinstance(x, jax.Array):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x = jax.random.key_data(x)
+        x = jax.device_get(x)
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
+def xxh3_text(x: Any) -> str:
+    """Returns ``"xxh3:"`` and 16 hex digits over the bytes of one array."""
+    data = host_bytes(x)
+    return "xxh3:" + xxhash.xxh3_64_hexdigest(data if data.size else b"")

@@ -1,0 +1,188 @@
+"""The measuring program: a flat list of arrays in, one small array of words out.
+
+All leaves of a group go through one compiled program. What it returns is one uint32 vector, so a probe
+costs one launch and one device-to-host copy, whatever the number of leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from nnx_probes.device.mix64 import mix64
+
+__all__ = ["Measurement", "Program"]
+
+_TINY = 1e-30
+"""Sums of squares below this have lost digits to underflow in float32 (smallest normal: 1.2e-38)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Statistics on the host, one row a leaf.
+
+    Attributes:
+      norm: float32[n], L2 norm over all elements; complex by modulus, integers and booleans as numbers.
+      max_abs: float32[n], largest magnitude, NaN if any element is NaN.
+      nonfinite: int32[n], number of NaN and infinite elements.
+      lanes: uint32[n, 2], the `mix64` lanes, or None when the program does not hash.
+      value: float64[n], the element itself for leaves of one element, else NaN. Exact for float32 and
+        narrower floats and for integers below 2^32.
+    """
+
+    norm: np.ndarray
+    max_abs: np.ndarray
+    nonfinite: np.ndarray
+    lanes: np.ndarray | None
+    value: np.ndarray
+
+
+class Program:
+    """Measures lists of arrays; compiles once for each list of shapes, dtypes and shardings.
+
+    Args:
+      hashing: whether to compute `mix64` as well.
+
+    Attributes:
+      traces: how often it was traced. One over a whole run, unless shapes change.
+    """
+
+    def __init__(self, *, hashing: bool) -> None:
+        self._hashing = hashing
+        self.traces = 0
+        self._compiled: dict[Any, Any] = {}
+
+    def enqueue(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        """Queues the measurement and returns at once; nothing waits for the device.
+
+        Args:
+          arrays: device arrays on one set of devices, of any dtype.
+
+        Returns:
+          uint32[k], the packed result, to be handed to `unpack` together with the dtypes.
+        """
+        sharding = _replicated(arrays)
+        if sharding not in self._compiled:
+            self._compiled[sharding] = jax.jit(self._measure, out_shardings=sharding)
+        packed: jax.Array = self._compiled[sharding](list(arrays))
+        packed.copy_to_host_async()
+        return packed
+
+    def _measure(self, arrays: list[jax.Array]) -> jax.Array:
+        self.traces += 1
+        if not arrays:
+            return jnp.zeros((0,), jnp.uint32)
+        with jax.named_scope("nnx_probes"):
+            plain = [_plain(x) for x in arrays]
+            square = jnp.stack([_sum_of_squares(x) for x in plain])
+            largest = jnp.stack([_largest(x) for x in plain])
+            # A finite sum of squares proves all elements finite. Only where it is not, or where it lost its
+            # digits, is there a second look; the branch costs nothing on a healthy step.
+            odd = ~jnp.isfinite(square) | ((square < _TINY) & (largest > 0))
+            norm, nonfinite = lax.cond(
+                jnp.any(odd), lambda: _second_look(plain), lambda: (jnp.sqrt(square), _zeros(len(plain)))
+            )
+            norm = jnp.where(odd, norm, jnp.sqrt(square))
+            parts = [_bits(norm), _bits(largest), _bits(nonfinite), jnp.stack([_single(x) for x in arrays])]
+            if self._hashing:
+                parts.append(jnp.stack([mix64(x) for x in arrays]).reshape(-1))
+            return jnp.concatenate(parts)
+
+    def unpack(self, packed: Any, arrays: Sequence[Any]) -> Measurement:
+        """Returns the statistics in `packed` (what `enqueue` returned) on the host.
+
+        Args:
+          packed: uint32[k]; waits for the device if the program has not run yet.
+          arrays: anything with the shapes and dtypes that were measured.
+        """
+        words = np.asarray(jax.device_get(packed))
+        n = len(arrays)
+        rows = words[: 4 * n].reshape(4, n)
+        return Measurement(
+            norm=rows[0].view(np.float32),
+            max_abs=rows[1].view(np.float32),
+            nonfinite=rows[2].view(np.int32),
+            lanes=words[4 * n :].reshape(n, 2) if self._hashing else None,
+            value=np.array([_read_single(w, x) for w, x in zip(rows[3], arrays, strict=True)], np.float64),
+        )
+
+
+def _replicated(arrays: Sequence[jax.Array]) -> NamedSharding | None:
+    """The sharding that puts the result on every device, where the input lies on more than one."""
+    for x in arrays:
+        sharding = x.sharding
+        if len(sharding.device_set) > 1 and isinstance(sharding, NamedSharding):
+            mesh = sharding.mesh
+            return NamedSharding(mesh, PartitionSpec()) if isinstance(mesh, Mesh) else None
+    return None
+
+
+def _plain(x: jax.Array) -> jax.Array:
+    """`x` as real floats of at least 32 bits."""
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.abs(x)
+    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
+def _sum_of_squares(x: jax.Array) -> jax.Array:
+    return jnp.sum(x * x).astype(jnp.float32)
+
+
+def _largest(x: jax.Array) -> jax.Array:
+    return jnp.max(jnp.abs(x), initial=0).astype(jnp.float32)
+
+
+def _second_look(plain: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    norms, counts = [], []
+    for x in plain:
+        largest = jnp.max(jnp.abs(x), initial=0)
+        scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+        scaled = x / scale
+        norms.append((jnp.sqrt(jnp.sum(scaled * scaled)) * scale).astype(jnp.float32))
+        counts.append(jnp.sum(~jnp.isfinite(x), dtype=jnp.int32))
+    return jnp.stack(norms), jnp.stack(counts)
+
+
+def _zeros(n: int) -> jax.Array:
+    return jnp.zeros((n,), jnp.int32)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def _single_kind(x: Any) -> str:
+    """How the element of a one-element leaf travels: ``"u"``, ``"i"`` or ``"f"``; ``""`` for other leaves."""
+    dtype = x.dtype
+    if x.size != 1 or jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return ""
+    if dtype == np.bool_ or jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return "u"
+    if jnp.issubdtype(dtype, jnp.integer):
+        return "i"
+    return "" if jnp.issubdtype(dtype, jnp.complexfloating) else "f"
+
+
+def _single(x: jax.Array) -> jax.Array:
+    """The word that carries the element of a one-element leaf (0 for all others)."""
+    kind = _single_kind(x)
+    if not kind:
+        return jnp.uint32(0)
+    wide = {"u": jnp.uint32, "i": jnp.int32, "f": jnp.float32}[kind]
+    return _bits(x.reshape(()).astype(wide))
+
+
+def _read_single(word: np.uint32, x: Any) -> float:
+    kind = _single_kind(x)
+    if not kind:
+        return float("nan")
+    return float({"u": word, "i": word.view(np.int32), "f": word.view(np.float32)}[kind])

@@ -1,0 +1,166 @@
+"""The facts that explanations are judged by, gathered once an alert; and the words they are told in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nnx_probes.host.alert import Alert
+from nnx_probes.host.clock import counters
+from nnx_probes.host.history import History
+from nnx_probes.host.record import Record
+from nnx_probes.host.rules.nonfinite import bad_leaves
+from nnx_probes.host.trend import falls, stands
+
+__all__ = ["gather"]
+
+_GROWTH = 10.0
+_HALF = ("float16", "float8")
+_LOW = ("float16", "bfloat16", "float8")
+
+
+def gather(alert: Alert, record: Record, history: History) -> dict[str, Any]:
+    """Returns name -> truth or words, for `Explanation.needs`, ``plus``, ``minus`` and ``why``."""
+    return {
+        **_movement(alert, record, history),
+        **_optimizer(alert, record, history),
+        **_losses(history),
+        **_phases(record, history),
+    }
+
+
+def _movement(alert: Alert, record: Record, history: History) -> dict[str, Any]:
+    motion = history.params
+    still = motion.trained & (motion.still > 0)
+    whole = bool(motion.trained.any()) and bool((still | ~motion.trained).all())
+    here = set(alert.paths)
+    replaced = here & set(record.get("params.replaced", ()))
+    deleted = "deleted" in record.get("params.fingerprint", ())
+    traced = bool(record.get("watch.traced", 0))
+    dtypes = sorted({d for p, d in _rows(record, "params", "dtypes") if p in here})
+    return {
+        "params_still": whole or deleted,
+        "some_leaves": bool(motion.moved[motion.trained].any()) and not whole,
+        "replaced": bool(replaced),
+        "replaced_words": "; a new object stands where the first one stood" if replaced else "",
+        "deleted": deleted,
+        "gone_words": "; their arrays were donated away" if deleted else "",
+        "came_back": motion.returned_to is not None or alert.values.get("step") is not None and _went_back(history),
+        "update_traced": traced,
+        "watched_untraced": history.facts.watched and not traced,
+        "traced_words": ", although Optimizer.update was traced into the step" if traced else "",
+        "low_precision": any(d.startswith(_LOW) for d in dtypes),
+        "dtype_words": ", ".join(dtypes) or "unknown dtype",
+        "other_model": history.facts.other_model,
+        "other_words": "; it is known to hold another model object" if history.facts.other_model else "",
+    }
+
+
+def _optimizer(alert: Alert, record: Record, history: History) -> dict[str, Any]:
+    trial, motion = history.trial, history.optimizer
+    leaves, norms = record.leaves.get("optimizer"), record.get("optimizer.norm")
+    moments = np.zeros(0)
+    found: dict[str, float] = {}
+    moved = False
+    if leaves is not None and norms is not None:
+        big = np.array([len(s) > 0 for s in leaves.shapes])
+        moments = norms[big]
+        found = counters(leaves, record.values["optimizer.value"])
+        moved = bool(motion.moved[big].any()) if len(motion.moved) == len(big) else False
+    here = set(alert.paths)
+    rows = np.array([p in here for p, _ in _rows(record, "params", "paths")], bool)
+    fits = trial is not None and len(trial.update) == len(rows) and bool(rows.any())
+    zero_here = fits and trial is not None and bool((trial.update[rows] == 0).all())
+    absorbed = float(np.mean(trial.absorbed[rows])) if fits and trial is not None else 0.0
+    update = float(np.max(trial.update[rows])) if fits and trial is not None else float("nan")
+    rate = found.get("learning_rate")
+    zero = trial is not None and trial.zero_now
+    earlier = bool(zero and trial is not None and trial.earlier > 0)
+    moments_zero = len(moments) > 0 and not np.any(moments)
+    if rate == 0:
+        rate_words = "The injected learning_rate is 0."
+    elif earlier:
+        rate_words = "A gradient of ones gives an update of exactly 0 now, but not at an earlier schedule count: it ran out."
+    else:
+        rate_words = "A gradient of ones gives an update of exactly 0, now and at every schedule count tried."
+    return {
+        "optimizer_step": int(found["step"]) if "step" in found else "unknown",
+        "counters_moved": history.clock.ever_stepped,
+        "optimizer_moved": moved,
+        "moments_zero": moments_zero,
+        "gradient_maybe_zero": moments_zero or not moved,
+        "moment_words": "its moments are exactly 0" if moments_zero else "nothing arrives",
+        "selects_nothing": bool(record.get("optimizer.selects_nothing")),
+        "wrt": record.get("optimizer.wrt", "?"),
+        "rate_zero": rate == 0 or zero,
+        "rate_words": rate_words,
+        "moved_earlier": earlier,
+        "trial_zero": zero,
+        "trial_zero_here": zero_here,
+        "where": "every parameter" if zero else "these parameters",
+        "left_out": bool(zero_here and not zero),
+        "absorbed": absorbed >= 0.5,
+        "absorbed_words": f"{absorbed:.0%} of the elements keep their value",
+        "update_words": f"a gradient of ones would change them by {update:.1e}" if update == update else "as far as known",
+        "skips": int(found.get("notfinite_count", 0)),
+        "skips_ran_out": found.get("notfinite_count", 0) > 0,
+    }
+
+
+def _losses(history: History) -> dict[str, Any]:
+    _, losses = history.series("loss")
+    down, flat = falls(losses.tolist()), stands(losses.tolist())
+    drops = len(losses) >= 2 and losses[-1] < 0.9 * losses[0]
+    words = "the loss is not known" if not len(losses) else f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"
+    if flat:
+        words = f"the loss is bit-equal at {losses[-1]:.6g}"
+    elif down:
+        words = f"the loss falls ({losses[0]:.4g} to {losses[-1]:.4g})"
+    return {"loss_falls": down, "loss_drops": drops, "loss_stands": flat, "loss_words": words}
+
+
+def _phases(record: Record, history: History) -> dict[str, Any]:
+    bad = {phase: bad_leaves(record, phase) for phase in ("batch", "loss", "metrics", "params")}
+    loss = record.get("loss")
+    batch = bad["batch"]
+    half = [d for _, d in _rows(record, "params", "dtypes") if d.startswith(_HALF)]
+    growth = _growth(history)
+    top = record.get("batch.max_int")
+    return {
+        "batch_bad": batch is not None,
+        "batch_words": f"{batch[1]} element(s) in batch leaf {batch[0][0]}" if batch else "",
+        "batch_state": "finite" if "batch.nonfinite" in record else "not known",
+        "batch_ints": top is not None,
+        "batch_max_int": int(top) if top is not None else "?",
+        "loss_bad": bad["loss"] is not None,
+        "loss_fine": loss is not None and bad["loss"] is None,
+        "loss": f"{loss:.4g}" if loss is not None else "?",
+        "metrics_bad": bad["metrics"] is not None,
+        "params_bad": bad["params"] is not None,
+        "params_fine": "params.nonfinite" in record and bad["params"] is None,
+        "grew": bool(growth),
+        "growth_words": growth,
+        "half": bool(half),
+        "half_words": f"{len(half)}",
+    }
+
+
+def _growth(history: History) -> str:
+    """What grew tenfold before things broke, in words; empty when nothing did."""
+    for name, words in (("loss", "the loss"), ("params.largest", "the largest parameter")):
+        _, values = history.series(name)
+        values = np.abs(values[np.isfinite(values)])
+        if len(values) >= 2 and values.max() >= _GROWTH * max(float(np.median(values[:4])), 1e-12):
+            return f"{words} grew from {np.median(values[:4]):.3g} to {values.max():.3g}"
+    return ""
+
+
+def _went_back(history: History) -> bool:
+    _, steps = history.series("optimizer.step")
+    return len(steps) >= 2 and steps[-1] < steps[-2]
+
+
+def _rows(record: Record, group: str, field: str) -> list[tuple[str, Any]]:
+    leaves = record.leaves.get(group)
+    return [] if leaves is None else list(zip(leaves.paths, getattr(leaves, field), strict=True))

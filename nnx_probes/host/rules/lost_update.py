@@ -1,0 +1,73 @@
+"""State that a step computed and nobody kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnx_probes.host.alert import Alert, Level
+from nnx_probes.host.history import History
+from nnx_probes.host.record import Record
+from nnx_probes.host.rule import Rule
+from nnx_probes.host.trend import falls
+
+__all__ = ["LostUpdate"]
+
+
+@dataclass(frozen=True)
+class LostUpdate(Rule):
+    """The state after a step is not what that step computed.
+
+    Three signs: with ``watch``, ``Optimizer.update`` was traced and yet ``optimizer.step`` never moved (ERROR; WARN
+    where the loss falls, for then the loop keeps its state elsewhere); the parameters keep coming back to a state they
+    had left (`returns` times, WARN); the arrays of the object that is looked at were donated or freed (WARN).
+
+    Delay: two probes for the first, `returns` returns for the second, none for the third.
+
+    Args:
+      returns: how often an old state has to come back.
+    """
+
+    returns: int = 2
+
+    slug = "lost_update"
+    reads = ("params.fingerprint",)
+
+    def check(self, record: Record, history: History) -> Alert | None:
+        return self._counter(record, history) or self._unreadable(record) or self._returned(record, history)
+
+    def _counter(self, record: Record, history: History) -> Alert | None:
+        traced, count = record.get("watch.traced", 0), record.get("optimizer.step")
+        motion = history.params
+        still = motion.trained.any() and (motion.still[motion.trained] >= 1).all()
+        if not traced or count is None or history.clock.ever_stepped or motion.probes < 2 or not still:
+            return None
+        _, losses = history.series("loss")
+        level = Level.WARN if falls(losses.tolist()) else Level.ERROR
+        message = (
+            f"Optimizer.update was compiled into the step, but optimizer.step, which it advances, is still {int(count)} after "
+            f"step {record.step}, and no parameter has moved: the step's new state never reached these objects."
+        )
+        return Alert(record.step, self.slug, level, "Every update is thrown away", message, values={"count": count})
+
+    def _unreadable(self, record: Record) -> Alert | None:
+        texts, leaves = record.get("params.fingerprint"), record.leaves["params"]
+        gone = tuple(p for p, text in zip(leaves.paths, texts, strict=True) if text == "deleted")
+        if not gone:
+            return None
+        message = (
+            f"{len(gone)} of {len(leaves)} arrays of the model have been deleted: they were donated to a step whose result "
+            "went elsewhere. This object no longer holds the parameters that train."
+        )
+        return Alert(record.step, self.slug, Level.WARN, "The model's arrays are gone", message, gone)
+
+    def _returned(self, record: Record, history: History) -> Alert | None:
+        motion = history.params
+        if motion.returned_to is None or motion.returns < self.returns or not np.any(motion.trained):
+            return None
+        message = (
+            f"After step {record.step} all trained parameters are bit-equal to those of step {motion.returned_to}, "
+            f"although they were different in between; this has happened {motion.returns} times."
+        )
+        return Alert(record.step, self.slug, Level.WARN, "Parameters jump back to an earlier state", message)

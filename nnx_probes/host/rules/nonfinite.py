@@ -1,0 +1,94 @@
+"""NaN or Inf anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnx_probes.errors import ArgumentError, closest
+from nnx_probes.host.alert import Alert, Level
+from nnx_probes.host.history import History
+from nnx_probes.host.record import Record
+from nnx_probes.host.rule import Rule
+
+__all__ = ["PHASES", "Nonfinite", "bad_leaves"]
+
+PHASES = ("batch", "loss", "metrics", "grads", "updates", "params", "optimizer")
+"""The order in which a bad number travels through a training step."""
+
+_WORDS = {
+    "batch": "the batch",
+    "loss": "the loss",
+    "metrics": "a metric",
+    "grads": "the gradients",
+    "updates": "the updates",
+    "params": "the parameters",
+    "optimizer": "the optimizer state",
+}
+
+
+@dataclass(frozen=True)
+class Nonfinite(Rule):
+    """Any NaN or Inf in batch, loss, metrics, gradients, updates, parameters or optimizer state.
+
+    Fires at the first probe that sees one, from step 0 on, without patience. Says the first phase in that
+    order and the first leaf. ERROR; WARN when only a side metric is affected.
+
+    Args:
+      allow: phases in which non-finite values are expected, for example ``("loss",)`` for a CTC loss.
+    """
+
+    allow: tuple[str, ...] = ()
+
+    slug = "nonfinite"
+    reads = ()
+
+    def __post_init__(self) -> None:
+        for phase in self.allow:
+            if phase not in PHASES:
+                raise ArgumentError(
+                    f"allow={self.allow!r}: {phase!r} is not a phase, expected some of {PHASES}.{closest(phase, PHASES)}"
+                )
+
+    def check(self, record: Record, history: History) -> Alert | None:
+        bad = {p: found for p in PHASES if p not in self.allow and (found := bad_leaves(record, p))}
+        if not bad:
+            return None
+        first = next(iter(bad))
+        paths, count, size = bad[first]
+        kind = "NaN or Inf"
+        level = Level.WARN if set(bad) == {"metrics"} else Level.ERROR
+        message = f"{_WORDS[first].capitalize()} held {count} non-finite element{'s' * (count != 1)}"
+        message += f" in {len(paths)} of {size} leaves, first in {paths[0]}." if first != "loss" else "."
+        later = [_WORDS[p] for p in bad if p != first]
+        if later:
+            message += f" At the same step also: {', '.join(later)}."
+        fine = [_WORDS[p] for p in PHASES if p not in bad and p != "metrics" and _measured(record, p)]
+        if fine:
+            message += f" Finite at that step: {', '.join(fine)}."
+        return Alert(
+            record.step,
+            self.slug,
+            level,
+            f"{kind} in {_WORDS[first]}",
+            message,
+            tuple(f"{first}.{p}" if first in ("batch", "metrics") else p for p in paths) if first != "loss" else (),
+            values={f"{p}.nonfinite": float(bad[p][1]) for p in bad},
+        )
+
+
+def bad_leaves(record: Record, phase: str) -> tuple[list[str], int, int] | None:
+    """Returns (affected paths, non-finite elements, leaves measured) of a phase, or None if it is finite."""
+    if phase == "loss":
+        value = record.get("loss")
+        return None if value is None or np.isfinite(value) else (["loss"], 1, 1)
+    counts = record.get(f"{phase}.nonfinite")
+    if counts is None or not np.any(counts):
+        return None
+    paths = record.leaves[phase].paths
+    return [p for p, c in zip(paths, counts, strict=True) if c], int(np.sum(counts)), len(paths)
+
+
+def _measured(record: Record, phase: str) -> bool:
+    return phase in record if phase == "loss" else f"{phase}.nonfinite" in record

@@ -1,0 +1,40 @@
+"""Probes that were queued and not yet read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nnx_probes.callbacks.base import Context
+from nnx_probes.host.record import Record
+
+__all__ = ["InFlight"]
+
+
+@dataclass(slots=True)
+class InFlight:
+    """One probed step on its way from the device to the host.
+
+    Attributes:
+      ctx: what the callbacks put down; its references to the loop's objects are gone.
+      time_s: wall time at which it was queued.
+      cost_s: host time the library spent on queueing it.
+    """
+
+    ctx: Context
+    time_s: float
+    cost_s: float = 0.0
+
+    def ready(self) -> bool:
+        """Whether `read` would not wait."""
+        return all(later.ready() for later in self.ctx.later)
+
+    def read(self) -> Record:
+        """Returns the record; waits for the device where it has to."""
+        values: dict[str, Any] = dict(self.ctx.values)
+        leaves = {}
+        for later in self.ctx.later:
+            more, tables = later.read()
+            values.update(more)
+            leaves.update(tables)
+        return Record(self.ctx.step, self.time_s, values, leaves)

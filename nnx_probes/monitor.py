@@ -1,0 +1,352 @@
+"""The monitor: the one object a training loop talks to. It composes the floors and owns no loop."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import operator
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Literal
+
+import jax
+
+from nnx_probes import callbacks as builtin_callbacks
+from nnx_probes.callbacks.base import Callback, Context
+from nnx_probes.checks import (
+    check_model,
+    check_numbers,
+    check_optimizer,
+    check_plugins,
+    facts_of,
+    resolve,
+    served,
+)
+from nnx_probes.feed import Feed
+from nnx_probes.header import header
+from nnx_probes.host import rules as builtin_rules
+from nnx_probes.host.alert import Alert, Level
+from nnx_probes.host.judge import Judge
+from nnx_probes.host.pace import Pace
+from nnx_probes.host.record import Record
+from nnx_probes.host.rule import Rule
+from nnx_probes.inflight import InFlight
+from nnx_probes.writers import Fanout, open_destination
+
+__all__ = ["DEFAULT", "Monitor"]
+
+_log = logging.getLogger("nnx_probes")
+
+DEFAULT: Any = "default"
+"""Stands for the built-in callbacks or rules."""
+
+
+class Monitor(Callback):
+    """Watches a training loop from inside it: call it once after each step.
+
+    ::
+
+        with probes.Monitor("runs/a", model=model, optimizer=optimizer) as monitor:
+            for step, batch in enumerate(batches):
+                loss = train_step(model, optimizer, batch)
+                monitor(step, loss=loss, batch=batch)
+
+    Args:
+      destination: a folder (TensorBoard events, ``probes.jsonl`` and the console), a `Writer`, a list of both, or None to
+        keep results in memory only. With several processes only process 0 writes.
+      model: the live Module, a State, any pytree of arrays, or a function without arguments that returns one (for loops
+        that carry their state).
+      optimizer: the live ``nnx.Optimizer`` (watched or not), an optax state, or a getter.
+      every: probe whenever a multiple of this many steps is reached; ``"auto"`` keeps the cost under `budget`.
+      budget: with ``every="auto"``, the share of loop time that probing may take.
+      callbacks: what to measure; the built-in set by default.
+      rules: what to judge; the built-in set by default, those that the callbacks can serve.
+      stop_on: sets `should_stop` at the first alert of at least this level. Nothing is ever raised into the loop.
+      total_steps: planned length of the run, so that a schedule's start and end can be told from a standstill.
+      sync: read each probe at once (waits for the device) instead of on a later call.
+
+    Raises:
+      ArgumentError, ArgumentTypeError, WriterError: at construction only; the text says what was seen, what was expected
+        and what to do.
+
+    Cost: see the callbacks for a due step; on any other step the call compares two numbers.
+    """
+
+    def __init__(
+        self,
+        destination: Any,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        every: int | Literal["auto"] = 100,
+        budget: float = 0.01,
+        callbacks: Iterable[Callback] = DEFAULT,
+        rules: Iterable[Rule] = DEFAULT,
+        stop_on: Level | None = None,
+        total_steps: int | None = None,
+        sync: bool = False,
+    ) -> None:
+        check_numbers(every, budget, total_steps, stop_on)
+        chosen, wanted = check_plugins(
+            builtin_callbacks.default() if callbacks is DEFAULT else callbacks, None if rules is DEFAULT else rules
+        )
+        if rules is DEFAULT:
+            wanted = served(builtin_rules.default(), chosen)
+        check_model(model)
+        check_optimizer(optimizer, resolve(model))
+        self._model, self._optimizer = model, optimizer
+        self._judge = Judge(wanted, facts_of(resolve(model), resolve(optimizer), total_steps))
+        self._own = Pace.auto(budget) if every == "auto" else Pace(every)
+        self._slots = [(c, self._own if c.every is None else Pace(c.every)) for c in chosen]
+        self._writing = jax.process_index() == 0
+        self._out = Fanout(open_destination(destination) if self._writing else [])
+        self._stop_on, self._sync = stop_on, bool(sync)
+        self._alerts: list[Alert] = []
+        self._feed: Feed | None = None
+        self._pending: InFlight | None = None
+        self._due = -(2**62)
+        self._last_step = -(2**62)
+        self._calls = 0
+        self._called_at = [0] * len(self._slots)
+        self._spent_s = 0.0
+        self._began_s = 0.0
+        self._stop = self._closed = False
+        self.failures: dict[str, int] = {}
+        self._out.header(header(self._judge.rules, chosen, every=every, budget=budget, total_steps=total_steps))
+        me = weakref.ref(self)
+        self._at_exit: Callable[[], None] = lambda: _close_if_alive(me)
+        atexit.register(self._at_exit)
+
+    # --- the hook -----------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        step: Any,
+        t: Any = None,
+        /,
+        *,
+        loss: Any = None,
+        batch: Any = None,
+        grads: Any = None,
+        updates: Any = None,
+        metrics: Any = None,
+        model: Any = None,
+        optimizer: Any = None,
+    ) -> bool:
+        """Returns whether this step was probed. Call it once after each step, in the Python loop.
+
+        Args:
+          step: index of the step just completed. Steps may skip or repeat.
+          t: ignored; some loops pass the time.
+          loss: one number, as a device array or a float; fetched on due steps only.
+          batch: what the step was trained on; may be left out with `batches`.
+          grads, updates: handed on to callbacks that read them.
+          metrics: any pytree of numbers.
+          model, optimizer: the objects of this step, if they are not those given at construction.
+        """
+        began = time.perf_counter()
+        try:
+            self._calls += 1
+            if type(step) is int and self._last_step < step < self._due:
+                self._last_step = step
+                if self._pending is not None and self._pending.ready():
+                    self._settle()
+                return False
+            fields = dict(loss=loss, batch=batch, grads=grads, updates=updates, metrics=metrics)
+            return self._probe(step, fields, model, optimizer)
+        except Exception as error:
+            self._note_failure("a probe", error)
+            return False
+        finally:
+            self._spent_s += time.perf_counter() - began
+
+    def _probe(self, step: Any, fields: dict[str, Any], model: Any, optimizer: Any) -> bool:
+        began = time.perf_counter()
+        if self._closed:
+            return False
+        self._settle()
+        try:
+            step = operator.index(step)
+        except TypeError:  # also what a tracer raises (jax.errors.TracerIntegerConversionError)
+            seen = {"loop.bad_step": f"{step!r} ({type(step).__name__})"}
+            self._judge_now(Record(max(self._last_step, -1), time.time(), seen))
+            return False
+        if not self._began_s:
+            self._began_s = began
+            self._each("on_train_begin", Context(step, model=self._model, optimizer=self._optimizer))
+        ctx = Context(step, **fields, history=self._judge.history)
+        if step < self._last_step:
+            ctx.values["loop.backwards"] = self._last_step
+            for _, pace in self._slots:
+                pace.restart()
+        self._last_step = step
+        due = [i for i, (_, pace) in enumerate(self._slots) if step >= pace.due]
+        if due:
+            self._enqueue(ctx, due, model, optimizer, began)
+        return bool(due)
+
+    def _enqueue(self, ctx: Context, due: list[int], model: Any, optimizer: Any, began: float) -> None:
+        ctx.model = resolve(self._model if model is None else model)
+        ctx.optimizer = resolve(self._optimizer if optimizer is None else optimizer)
+        if ctx.batch is None and self._feed is not None:
+            ctx.batch = self._feed.last
+        for i in due:
+            callback, pace = self._slots[i]
+            ctx.steps, self._called_at[i] = self._calls - self._called_at[i], self._calls
+            self._guard(callback, "on_step_end", ctx)
+            pace.advance(ctx.step)
+        self._due = min((pace.due for _, pace in self._slots), default=2**62)
+        ctx.loss = ctx.batch = ctx.metrics = ctx.grads = ctx.updates = ctx.model = ctx.optimizer = None
+        self._pending = InFlight(ctx, time.time(), time.perf_counter() - began)
+        if self._sync:
+            self._settle()
+
+    # --- from the device to the writers -------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Reads the pending probe, if there is one, and judges it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        began = time.perf_counter()
+        record = pending.read()
+        record = replace(
+            record, values={**record.values, "probes.overhead": self.overhead, "probes.every": self._own.every}
+        )
+        self._judge_now(record)
+        elapsed = began - self._began_s
+        self._own.spent(pending.cost_s + time.perf_counter() - began, elapsed / max(1, self._calls))
+
+    def _judge_now(self, record: Record) -> None:
+        if self._judge.observe(record):
+            more: dict[str, Any] = {}
+            for callback, _ in self._slots:
+                try:
+                    more.update(callback.explain(record, self._judge.history))
+                except Exception as error:
+                    self._note_failure(f"{type(callback).__name__}.explain", error)
+            record = replace(record, values={**record.values, **more})
+        self._out.record(record)
+        for alert in self._judge.verdicts(record):
+            self._alerts.append(alert)
+            self._out.alert(alert)
+            self._each("on_alert", alert)
+            self._stop = self._stop or (self._stop_on is not None and alert.level >= self._stop_on)
+
+    def _each(self, method: str, argument: Any) -> None:
+        for callback, _ in self._slots:
+            self._guard(callback, method, argument)
+
+    def _guard(self, callback: Callback, method: str, argument: Any) -> None:
+        try:
+            getattr(callback, method)(argument)
+        except Exception as error:  # whatever it is, the user's training is worth more
+            self._note_failure(f"{type(callback).__name__}.{method}", error)
+
+    def _note_failure(self, what: str, error: Exception) -> None:
+        self.failures[what] = self.failures.get(what, 0) + 1
+        if self.failures[what] == 1:
+            _log.warning("%s failed and was passed over: %s: %s", what, type(error).__name__, error, exc_info=error)
+
+    # --- around the loop ----------------------------------------------------------------------------------
+
+    def batches(self, iterable: Iterable[Any]) -> Iterator[Any]:
+        """Returns an iterator over the same items; times the waiting and remembers the batch for the hook."""
+        self._feed = Feed(iterable)
+        return self._feed
+
+    def on_eval(self, step: int, *, loss: Any = None, metrics: Mapping[str, Any] | None = None) -> None:
+        """Takes validation results: ``eval.loss`` and ``eval.<metric>``, one number each; waits for them."""
+        try:
+            self._settle()
+            ctx = Context(step, loss=loss, metrics=metrics, history=self._judge.history)
+            found = {"loss": loss, **(metrics or {})}
+            for name, value in found.items():
+                if value is not None:
+                    ctx.values[f"eval.{name}"] = float(jax.device_get(value))
+            self._each("on_eval_end", ctx)
+            self._judge_now(Record(step, time.time(), ctx.values))
+        except Exception as error:
+            self._note_failure("on_eval", error)
+
+    def mark(self, step: int, name: str) -> None:
+        """Notes a known event (learning-rate change, data switch, restore), so that it is not held against the run."""
+        with contextlib.suppress(Exception):
+            self._settle()
+            self._judge.mark(step)
+            self._out.mark(int(step), str(name))
+
+    def flush(self) -> None:
+        """Reads what is pending and waits until everything is on disk."""
+        try:
+            self._settle()
+            self._out.flush()
+        except Exception as error:
+            self._note_failure("flush", error)
+
+    def close(self) -> None:
+        """Reads what is pending, writes everything, closes the writers it made. Safe to call twice."""
+        if self._closed:
+            return
+        try:
+            self._settle()
+            self._each("on_train_end", Context(self._last_step, history=self._judge.history))
+        except Exception as error:
+            self._note_failure("close", error)
+        finally:
+            self._closed = True
+            atexit.unregister(self._at_exit)
+            self._out.close()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def on_step_end(self, ctx: Context) -> None:
+        """A monitor is a callback too: it can hang in another loop's list of callbacks."""
+        self(
+            ctx.step,
+            loss=ctx.loss,
+            batch=ctx.batch,
+            grads=ctx.grads,
+            updates=ctx.updates,
+            metrics=ctx.metrics,
+            model=ctx.model,
+            optimizer=ctx.optimizer,
+        )
+
+    def on_train_end(self, ctx: Context) -> None:
+        """Closes the monitor when the loop it hangs in ends."""
+        self.close()
+
+    # --- results ------------------------------------------------------------------------------------------
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        """All alerts so far, oldest first."""
+        return tuple(self._alerts)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether an alert of level `stop_on` was raised; never goes back to False."""
+        return self._stop
+
+    @property
+    def overhead(self) -> float:
+        """Host time spent in the library over the time since the first call, 0 before."""
+        elapsed = time.perf_counter() - self._began_s if self._began_s else 0.0
+        return self._spent_s / elapsed if elapsed > 0 else 0.0
+
+
+def _close_if_alive(reference: weakref.ref[Monitor]) -> None:
+    monitor = reference()
+    if monitor is not None:
+        monitor.close()
