@@ -17,7 +17,15 @@ from nnx_probes.host.alert import Level
 from nnx_probes.host.history import Facts
 from nnx_probes.host.rule import Rule
 
-__all__ = ["check_model", "check_numbers", "check_optimizer", "check_plugins", "facts_of", "resolve", "served"]
+__all__ = [
+    "check_model",
+    "check_numbers",
+    "check_optimizer",
+    "check_plugins",
+    "facts_of",
+    "resolve",
+    "served",
+]
 
 
 def check_numbers(every: Any, budget: Any, total_steps: Any, stop_on: Any) -> None:
@@ -56,7 +64,9 @@ def check_model(model: Any) -> None:
     arrays = tree.read()
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         raise ArgumentError("Monitor(model=...) was built inside a compiled function: build it in the Python loop.")
-    gone = [leaf.path for leaf, x in zip(tree.leaves, arrays, strict=True) if isinstance(x, jax.Array) and x.is_deleted()]
+    gone = [
+        leaf.path for leaf, x in zip(tree.leaves, arrays, strict=True) if isinstance(x, jax.Array) and x.is_deleted()
+    ]
     if gone:
         raise ArgumentError(
             f"Monitor(model=...): {len(gone)} of {len(arrays)} arrays are deleted, first {gone[0]!r}: they were donated to a "
@@ -102,12 +112,16 @@ def facts_of(model: Any, optimizer: Any, total_steps: int | None) -> Facts:
     )
 
 
-def check_plugins(callbacks: Iterable[Any], rules: Iterable[Any] | None) -> tuple[tuple[Callback, ...], tuple[Rule, ...]]:
+def check_plugins(
+    callbacks: Iterable[Any], rules: Iterable[Any] | None
+) -> tuple[tuple[Callback, ...], tuple[Rule, ...]]:
     """Returns both as tuples; raises when one is no callback or no rule, or a rule reads what nothing provides."""
     chosen = tuple(callbacks)
     for callback in chosen:
         if isinstance(callback, type) or not isinstance(callback, Callback):
-            raise ArgumentTypeError(f"callbacks: {callback!r} is no Callback. Pass instances of (subclasses of) Callback.")
+            raise ArgumentTypeError(
+                f"callbacks: {callback!r} is no Callback. Pass instances of (subclasses of) Callback."
+            )
         check_every(callback.every, type(callback).__name__)
     names = provided(chosen)
     wanted = tuple(rules or ())
@@ -115,7 +129,9 @@ def check_plugins(callbacks: Iterable[Any], rules: Iterable[Any] | None) -> tupl
         if isinstance(rule, type) or not isinstance(rule, Rule):
             raise ArgumentTypeError(f"rules: {rule!r} is no Rule. Pass instances, for example rules.Nonfinite().")
         if not rule.slug:
-            raise ArgumentError(f"rules: {type(rule).__name__} has no slug. Give it a class attribute slug = 'my_rule'.")
+            raise ArgumentError(
+                f"rules: {type(rule).__name__} has no slug. Give it a class attribute slug = 'my_rule'."
+            )
         for name in rule.reads:
             if not _is_provided(name, names):
                 raise ArgumentError(

@@ -100,9 +100,7 @@ def _configure_demo(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--logdir", metavar="DIR", help="default: a fresh folder runs/demo-NAME")
     width = max(map(len, FAULTS))
-    parser.epilog = "faults:\n" + "\n".join(
-        f"  {fault.name:{width}}  {fault.description}" for fault in FAULTS.values()
-    )
+    parser.epilog = "faults:\n" + "\n".join(f"  {fault.name:{width}}  {fault.description}" for fault in FAULTS.values())
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -111,9 +109,7 @@ def _demo(options: argparse.Namespace) -> int:
     return run(fault=options.fault, steps=options.steps, every=options.every, logdir=options.logdir)
 
 
-COMMANDS = (
-    Command("demo", "train a small language model, whole or with a known fault", _configure_demo, _demo),
-)
+COMMANDS = (Command("demo", "train a small language model, whole or with a known fault", _configure_demo, _demo),)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnx_probes.callbacks.base import Context
-from nnx_probes.host.record import Record
+from nnx_probes.host.record import Leaves, Record
 
 __all__ = ["InFlight"]
 
@@ -32,7 +32,7 @@ class InFlight:
     def read(self) -> Record:
         """Returns the record; waits for the device where it has to."""
         values: dict[str, Any] = dict(self.ctx.values)
-        leaves = {}
+        leaves: dict[str, Leaves] = {}
         for later in self.ctx.later:
             more, tables = later.read()
             values.update(more)

@@ -28,12 +28,14 @@ def fit(
 
     Args:
       train_step: returns the loss, or a dict with ``"loss"`` and further metrics.
-      model, optimizer: handed to `train_step` as they are.
+      model: handed to `train_step` as it is.
+      optimizer: likewise.
       batches: an iterable; the loop ends early when it does.
       steps: at most this many steps.
       callbacks: monitors and other callbacks, called after each step (those with ``every`` at multiples of it).
       eval_step: ``eval_step(model, batch)`` returns a loss; averaged over `eval_batches` every `eval_every` steps.
       eval_batches: a sequence, or a function that returns a fresh iterable.
+      eval_every: interval of evaluations in steps.
 
     Raises:
       ArgumentError, ArgumentTypeError: before the first step, when an argument cannot work. What `train_step` raises

@@ -92,7 +92,8 @@ class Monitor(Callback):
     ) -> None:
         check_numbers(every, budget, total_steps, stop_on)
         chosen, wanted = check_plugins(
-            builtin_callbacks.default() if callbacks is DEFAULT else callbacks, None if rules is DEFAULT else rules
+            builtin_callbacks.default() if callbacks is DEFAULT else callbacks,
+            None if rules is DEFAULT else rules,
         )
         if rules is DEFAULT:
             wanted = served(builtin_rules.default(), chosen)
@@ -144,9 +145,11 @@ class Monitor(Callback):
           t: ignored; some loops pass the time.
           loss: one number, as a device array or a float; fetched on due steps only.
           batch: what the step was trained on; may be left out with `batches`.
-          grads, updates: handed on to callbacks that read them.
+          grads: handed on to callbacks that read it.
+          updates: likewise.
           metrics: any pytree of numbers.
-          model, optimizer: the objects of this step, if they are not those given at construction.
+          model: the model of this step, if it is not the one given at construction.
+          optimizer: likewise.
         """
         began = time.perf_counter()
         try:
@@ -215,7 +218,8 @@ class Monitor(Callback):
         began = time.perf_counter()
         record = pending.read()
         record = replace(
-            record, values={**record.values, "probes.overhead": self.overhead, "probes.every": self._own.every}
+            record,
+            values={**record.values, "probes.overhead": self.overhead, "probes.every": self._own.every},
         )
         self._judge_now(record)
         elapsed = began - self._began_s

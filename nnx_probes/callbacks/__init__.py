@@ -8,7 +8,16 @@ from nnx_probes.callbacks.loss import LossProbe
 from nnx_probes.callbacks.optimizer import OptimizerProbe
 from nnx_probes.callbacks.params import ParamProbe
 
-__all__ = ["BatchProbe", "Callback", "Context", "Later", "LossProbe", "OptimizerProbe", "ParamProbe", "default"]
+__all__ = [
+    "BatchProbe",
+    "Callback",
+    "Context",
+    "Later",
+    "LossProbe",
+    "OptimizerProbe",
+    "ParamProbe",
+    "default",
+]
 
 
 def default() -> tuple[Callback, ...]:

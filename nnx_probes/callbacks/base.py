@@ -101,6 +101,8 @@ def check_every(every: Any, owner: str) -> None:
     if every is None:
         return
     if isinstance(every, bool) or not isinstance(every, int):
-        raise ArgumentTypeError(f"{owner}(every={every!r}): expected a whole number of steps, got {type(every).__name__}.")
+        raise ArgumentTypeError(
+            f"{owner}(every={every!r}): expected a whole number of steps, got {type(every).__name__}."
+        )
     if every < 1:
         raise ArgumentError(f"{owner}(every={every}): expected at least 1, the number of steps from probe to probe.")

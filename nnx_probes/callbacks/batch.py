@@ -42,5 +42,7 @@ class BatchProbe(Callback):
 
 
 def _largest_integer(sample: Sample, table: Leaves) -> Mapping[str, Any]:
-    tops = [top for leaf, top in zip(sample.leaves, sample.max_abs, strict=True) if leaf.dtype.startswith(("int", "uint"))]
+    tops = [
+        top for leaf, top in zip(sample.leaves, sample.max_abs, strict=True) if leaf.dtype.startswith(("int", "uint"))
+    ]
     return {"batch.max_int": float(max(tops))} if tops else {}

@@ -26,7 +26,7 @@ class OptimizerProbe(Callback):
     Puts ``optimizer.norm``, ``optimizer.max_abs``, ``optimizer.nonfinite``, ``optimizer.fingerprint``,
     ``optimizer.value`` (float64[n_leaves], the element of scalar leaves), ``optimizer.step`` and, where found,
     ``optimizer.learning_rate`` into the record; of a watched optimizer also ``watch.traced``
-    (how often ``update`` was traced).
+    and ``watch.eager`` (how often ``update`` ran under a transformation and outside one).
 
     Args:
       every: interval in steps, None for the monitor's.
@@ -36,7 +36,7 @@ class OptimizerProbe(Callback):
     asks the optimizer what it would do (`try_update`), which compiles once and waits.
     """
 
-    provides = ("optimizer.*", "watch.traced", "params.trial_update", "params.trial_absorbed", "trial.*")
+    provides = ("optimizer.*", "watch.*", "params.trial_update", "params.trial_absorbed", "trial.*")
 
     def __init__(self, *, every: int | None = None, fingerprints: str | None = "auto") -> None:
         check_every(every, "OptimizerProbe")
@@ -51,6 +51,7 @@ class OptimizerProbe(Callback):
         self._live = (ctx.optimizer, ctx.model)
         if is_watched(ctx.optimizer):
             ctx.values["watch.traced"] = ctx.optimizer.evidence.traced
+            ctx.values["watch.eager"] = ctx.optimizer.evidence.eager
         ctx.later.append(self._group.enqueue(optimizer_source(ctx.optimizer), self._clocks))
 
     def _clocks(self, sample: Sample, table: Leaves) -> Mapping[str, Any]:

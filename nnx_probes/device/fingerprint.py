@@ -69,7 +69,8 @@ def choose_method(arrays: Sequence[Any]) -> Literal["mix64", "xxh3"]:
     on_device = [x for x in arrays if isinstance(x, jax.Array)]
     if any(not x.is_fully_addressable for x in on_device):
         return "mix64"
-    return "xxh3" if all(d.platform == "cpu" for x in on_device for d in x.sharding.device_set) else "mix64"
+    platforms = {getattr(d, "platform", "") for x in on_device for d in x.sharding.device_set}
+    return "xxh3" if platforms <= {"cpu"} else "mix64"
 
 
 def host_bytes(x: Any) -> np.ndarray:
@@ -84,4 +85,4 @@ def host_bytes(x: Any) -> np.ndarray:
 def xxh3_text(x: Any) -> str:
     """Returns ``"xxh3:"`` and 16 hex digits over the bytes of one array."""
     data = host_bytes(x)
-    return "xxh3:" + xxhash.xxh3_64_hexdigest(data if data.size else b"")
+    return "xxh3:" + xxhash.xxh3_64_hexdigest(data.data if data.size else b"")

@@ -155,9 +155,7 @@ class Tree:
         if now == self._now:
             return
         self._now = now
-        by_path = {
-            leaf.path: i for leaf, i in zip(self.leaves, now, strict=True) if leaf.variable is not None
-        }
+        by_path = {leaf.path: i for leaf, i in zip(self.leaves, now, strict=True) if leaf.variable is not None}
         self._first = self._first or by_path
         self.replaced = tuple(path for path, i in by_path.items() if self._first.get(path, i) != i)
 

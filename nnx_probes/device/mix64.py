@@ -69,10 +69,11 @@ def _lane(w: jax.Array, i: jax.Array, m: int, s: int, p: int, q: int, a: int, b:
     x = w ^ (i * jnp.uint32(m) + jnp.uint32(s))
     x = (x ^ (x >> a)) * jnp.uint32(p)
     x = (x ^ (x >> b)) * jnp.uint32(q)
-    return jnp.sum(x ^ (x >> c), dtype=jnp.uint32)
+    total: jax.Array = jnp.sum(x ^ (x >> c), dtype=jnp.uint32)
+    return total
 
 
-def _words(x: jax.Array) -> jax.Array:
+def _words(x: jax.Array) -> Any:
     """The words of `x`: uint32 of x.shape, or of x.shape + (k,) where an element has k > 1 words."""
     dtype = x.dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):

@@ -59,7 +59,7 @@ class Pending:
 
     def ready(self) -> bool:
         """Whether `fetch` would return without waiting for the device."""
-        return all(packed.is_ready() for _, _, _, packed in self._parts)
+        return all(_is_ready(packed) for _, _, _, packed in self._parts)
 
     def fetch(self) -> Sample:
         """Returns the statistics; one device-to-host copy (one a device set where leaves lie on several)."""
@@ -124,6 +124,10 @@ class Probe:
         if hashing not in self._programs:
             self._programs[hashing] = Program(hashing=hashing)
         return self._programs[hashing]
+
+
+def _is_ready(x: Any) -> bool:
+    return bool(x.is_ready())
 
 
 def _why_not(x: Any) -> str:

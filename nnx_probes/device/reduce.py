@@ -124,7 +124,7 @@ def _replicated(arrays: Sequence[jax.Array]) -> NamedSharding | None:
     return None
 
 
-def _plain(x: jax.Array) -> jax.Array:
+def _plain(x: jax.Array) -> Any:
     """`x` as real floats of at least 32 bits."""
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
@@ -156,7 +156,7 @@ def _zeros(n: int) -> jax.Array:
     return jnp.zeros((n,), jnp.int32)
 
 
-def _bits(x: jax.Array) -> jax.Array:
+def _bits(x: jax.Array) -> Any:
     return lax.bitcast_convert_type(x, jnp.uint32)
 
 
@@ -172,7 +172,7 @@ def _single_kind(x: Any) -> str:
     return "" if jnp.issubdtype(dtype, jnp.complexfloating) else "f"
 
 
-def _single(x: jax.Array) -> jax.Array:
+def _single(x: jax.Array) -> Any:
     """The word that carries the element of a one-element leaf (0 for all others)."""
     kind = _single_kind(x)
     if not kind:

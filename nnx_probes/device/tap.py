@@ -76,10 +76,11 @@ def watch(
         raise ArgumentTypeError(f"watch() got a {type(model).__name__} as model: expected the nnx.Module it trains.")
     if is_watched(optimizer):
         raise ArgumentError("this optimizer is watched already: call watch() once, and use what it returned.")
-    watched: nnx.Optimizer[Any] = object.__new__(_watched_class(type(optimizer)))
+    watched: Any = object.__new__(_watched_class(type(optimizer)))
     vars(watched).update(vars(optimizer))
     watched.evidence = Evidence()
-    return watched
+    result: nnx.Optimizer[Any] = watched
+    return result
 
 
 def is_watched(optimizer: Any) -> bool:

@@ -66,7 +66,11 @@ class Motion:
         def carry(values: np.ndarray, default: int) -> np.ndarray:
             return np.array([values[row] if row >= 0 else default for row in rows], values.dtype)
 
-        self.still, self.since, self.moved = carry(self.still, 0), carry(self.since, step), carry(self.moved, 0)
+        self.still, self.since, self.moved = (
+            carry(self.still, 0),
+            carry(self.since, step),
+            carry(self.moved, 0),
+        )
         self.leaves = leaves
 
     def _note_return(self, step: int, leaves: Leaves, fingerprints: tuple[str, ...]) -> None:

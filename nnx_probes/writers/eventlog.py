@@ -7,6 +7,7 @@ process is killed, and a write error kills its thread and then blocks the caller
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -54,7 +55,7 @@ class EventLog:
         self._writer = writer
         self._lock = threading.Lock()
         self._pending: list[list[Any]] = []
-        self._length = 0
+        self._length = self._last_step = 0
         self._torn = self._unsynced = self._closed = False
         make_folder(folder, writer)
         try:
@@ -77,7 +78,7 @@ class EventLog:
 
         Args:
           step: of the event; ``None`` for what belongs to no step (a configuration): it is shown at the
-            first step, and in a resumed run waits for it.
+            last step, and in a resumed run waits for the first one.
           values: of the summary.
           wall_time: seconds since the epoch; now if not given.
 
@@ -92,12 +93,12 @@ class EventLog:
             if step is None and not self._started:
                 self._pending.append(listed)
                 return
-            at = 0 if step is None else int(step)
+            at = self._last_step if step is None else int(step)
             data = b"" if self._started else self._start(at)
             for waiting in self._pending:
                 data += self._summary(at, waiting, wall_time)
             self._write(data + self._summary(at, listed, wall_time))
-            self._started = True
+            self._started, self._last_step = True, at
             self._pending.clear()
 
     def sync(self) -> None:
@@ -132,9 +133,7 @@ class EventLog:
     def _frame(self, event: Any) -> bytes:
         body: bytes = event.SerializeToString()
         length = struct.pack("<Q", len(body))
-        return b"".join(
-            (length, struct.pack("<I", self._crc(length)), body, struct.pack("<I", self._crc(body)))
-        )
+        return b"".join((length, struct.pack("<I", self._crc(length)), body, struct.pack("<I", self._crc(body))))
 
     def _write(self, data: bytes) -> None:
         if self._closed:
@@ -150,8 +149,8 @@ class EventLog:
         if written != len(data):
             self._try_cut()
             raise WriterError(
-                f"{self._writer}: only {written} of {len(data)} bytes went into {str(self.path)!r}; they were "
-                "taken back. Expected room on the disk. Free some; later values are written again."
+                f"{self._writer}: only {written} of {len(data)} bytes went into {str(self.path)!r}; they "
+                "were taken back. Expected room on the disk. Free some; later values are written again."
             )
         self._length += written
         self._torn, self._unsynced = False, True
@@ -161,10 +160,8 @@ class EventLog:
         self._torn = False
 
     def _try_cut(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # stays torn: the next write cuts first
             self._cut()
-        except OSError:
-            pass  # stays torn: the next write cuts first
 
 
 def _create(folder: Path) -> tuple[Path, int, bool]:

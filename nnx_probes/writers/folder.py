@@ -22,8 +22,8 @@ def as_path(value: Any, writer: str) -> Path:
     given = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(given, str):
         raise ArgumentTypeError(
-            f"{writer}: the folder has the wrong type: got {type(value).__name__} {value!r:.80}, expected a str "
-            'or a pathlib.Path. Pass for example "runs/a".'
+            f"{writer}: the folder has the wrong type: got {type(value).__name__} {value!r:.80}, expected a "
+            'str or a pathlib.Path. Pass for example "runs/a".'
         )
     if not given or "\0" in given:
         raise ArgumentError(

@@ -23,7 +23,7 @@ MAX_CELL = 500
 """Characters of one table cell; more makes a table nobody reads."""
 
 _ENTITIES = {c: f"&#{ord(c)};" for c in "`|~\\*_[]{}"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_LINE_START = re.compile(r"(?m)^(?:(?P<mark>[-+=#:])|(?P<number>\d+)(?P<dot>[.)]))")
+_LINE_START = re.compile(r"(?m)^(?:(?P<mark>[-+=#:])|(?P<number>\d+)(?P<dot>[.)])(?=\s|$))")
 _PLAIN = re.compile(r"[^`|\\<>&~]+")
 
 
@@ -38,10 +38,10 @@ def _quote_line_start(match: re.Match[str]) -> str:
 
 
 def escape(text: str, *, one_line: bool = False) -> str:
-    """Returns Markdown that shows `text` literally.
+    r"""Returns Markdown that shows `text` literally.
 
     Args:
-      text: anything, HTML and control characters included (these are shown as ``\\u001b``).
+      text: anything, HTML and control characters included (these are shown as ``\u001b``).
       one_line: join the lines with spaces (table cells, list items, headings).
     """
     lines = [line.strip() for line in _printable(text.replace("\r\n", "\n")).split("\n")]

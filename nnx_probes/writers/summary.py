@@ -60,8 +60,8 @@ class Summaries:
                     kind, array = "DT_FLOAT", array.astype("<f4")
             except (TypeError, ValueError) as error:
                 raise ArgumentTypeError(
-                    f"{tag!r} cannot be written as a tensor: got dtype {array.dtype}, expected numbers or texts. "
-                    "Convert it to float32 first."
+                    f"{tag!r} cannot be written as a tensor: got dtype {array.dtype}, expected numbers or "
+                    "texts. Convert it to float32 first."
                 ) from error
         tensor = self._tensor.TensorProto(
             dtype=kind, tensor_shape=self._dims(array.shape), tensor_content=array.tobytes()

@@ -57,13 +57,11 @@ class TensorBoardWriter:
         self._count_step = self._record_step = -1
         self._described: set[str] = set()
         self._last: Record | None = None
-        self._marked = False
+        self._marked_step: int | None = None
         self._said: set[str] = set()
         self._session_end: list[Any] = []
 
-    def write_summaries(
-        self, step: int, values: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
-    ) -> None:
+    def write_summaries(self, step: int, values: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
         """Writes tensors (numbers of any shape, or texts); `metadata` holds SummaryMetadata messages."""
         metadata = metadata or {}
         made = [self._make.tensor(tag, value, metadata.get(tag)) for tag, value in values.items()]
@@ -125,11 +123,14 @@ class TensorBoardWriter:
         vectors = tags.vectors(record)
         for tag, vector in vectors.items():
             made.append(self._make.tensor(tag, vector, self._description(record, tag)))
-        if not self._marked:
+        first = self._marked_step is None
+        if first:
             made += self._fingerprints(record)
         self._log.append(record.step, made, record.time_s)
         self._described.update(vectors)
-        self._record_step, self._last, self._marked = record.step, record, True
+        self._record_step, self._last = record.step, record
+        if first:
+            self._marked_step = record.step
 
     def write_alert(self, alert: Alert) -> None:
         self._alerts.append(alert)
@@ -147,8 +148,7 @@ class TensorBoardWriter:
             self._make.scalar("alerts/count", self._count),
         ]
         self._log.append(self._count_step, made)
-        if self._last is not None:
-            self._log.append(self._last.step, self._fingerprints(self._last))
+        self._mark_last()
         self._log.sync()
 
     def write_mark(self, step: int, name: str) -> None:
@@ -160,14 +160,17 @@ class TensorBoardWriter:
 
     def close(self) -> None:
         try:
-            if self._last is not None:
-                self._log.append(self._last.step, self._fingerprints(self._last))
-                self._last = None
+            self._mark_last()
             self._log.append(None, self._session_end)
             self._session_end = []
             self._log.sync()
         finally:
             self._log.close()
+
+    def _mark_last(self) -> None:
+        if self._last is not None and self._last.step != self._marked_step:
+            self._log.append(self._last.step, self._fingerprints(self._last))
+            self._marked_step = self._last.step
 
     def _fingerprints(self, record: Record) -> list[Any]:
         return [self._make.text(tag, text) for tag, text in tags.fingerprint_tables(record).items()]
@@ -202,6 +205,6 @@ def _as_filter(given: Any) -> Callable[[str], bool] | None:
     if callable(given):
         return lambda path: bool(given(path))
     raise ArgumentTypeError(
-        f"TensorBoardWriter: leaf_scalars has the wrong type: got {type(given).__name__} {given!r:.80}, expected "
-        "a bool, a regular expression (str) or a function of the leaf's path. Pass True for all leaves."
+        f"TensorBoardWriter: leaf_scalars has the wrong type: got {type(given).__name__} {given!r:.80}, "
+        "expected a bool, a regular expression (str) or a function of the leaf's path. Pass True for all leaves."
     )

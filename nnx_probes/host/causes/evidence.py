@@ -46,9 +46,9 @@ def _movement(alert: Alert, record: Record, history: History) -> dict[str, Any]:
         "replaced_words": "; a new object stands where the first one stood" if replaced else "",
         "deleted": deleted,
         "gone_words": "; their arrays were donated away" if deleted else "",
-        "came_back": motion.returned_to is not None or alert.values.get("step") is not None and _went_back(history),
+        "came_back": motion.returned_to is not None or (alert.values.get("step") is not None and _went_back(history)),
         "update_traced": traced,
-        "watched_untraced": history.facts.watched and not traced,
+        "watched_untraced": history.facts.watched and not traced and not record.get("watch.eager", 0),
         "traced_words": ", although Optimizer.update was traced into the step" if traced else "",
         "low_precision": any(d.startswith(_LOW) for d in dtypes),
         "dtype_words": ", ".join(dtypes) or "unknown dtype",
@@ -81,7 +81,9 @@ def _optimizer(alert: Alert, record: Record, history: History) -> dict[str, Any]
     if rate == 0:
         rate_words = "The injected learning_rate is 0."
     elif earlier:
-        rate_words = "A gradient of ones gives an update of exactly 0 now, but not at an earlier schedule count: it ran out."
+        rate_words = (
+            "A gradient of ones gives an update of exactly 0 now, but not at an earlier schedule count: it ran out."
+        )
     else:
         rate_words = "A gradient of ones gives an update of exactly 0, now and at every schedule count tried."
     return {
@@ -102,7 +104,9 @@ def _optimizer(alert: Alert, record: Record, history: History) -> dict[str, Any]
         "left_out": bool(zero_here and not zero),
         "absorbed": absorbed >= 0.5,
         "absorbed_words": f"{absorbed:.0%} of the elements keep their value",
-        "update_words": f"a gradient of ones would change them by {update:.1e}" if update == update else "as far as known",
+        "update_words": f"a gradient of ones would change them by {update:.1e}"
+        if update == update
+        else "as far as known",
         "skips": int(found.get("notfinite_count", 0)),
         "skips_ran_out": found.get("notfinite_count", 0) > 0,
     }

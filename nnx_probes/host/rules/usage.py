@@ -60,4 +60,9 @@ def _traced(record: Record, group: object) -> tuple[str, str]:
     )
 
 
-_KINDS = {"loop.bad_step": _bad_step, "loop.backwards": _backwards, "loss.size": _loss_size, "loop.traced": _traced}
+_KINDS = {
+    "loop.bad_step": _bad_step,
+    "loop.backwards": _backwards,
+    "loss.size": _loss_size,
+    "loop.traced": _traced,
+}
