@@ -264,12 +264,7 @@ def test_a_public_name_is_what_its_home_defines(name: str) -> None:
 def test_type_checkers_see_the_same_homes() -> None:
     tree = ast.parse(Path(nnx_probes.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        alias.name: node.module
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     parents = {name: home.rpartition(".")[0] for name, home in nnx_probes._MODULES.items()}
     assert seen == {**nnx_probes._HOMES, **parents}
 

@@ -92,9 +92,7 @@ def test_the_command_is_installed_and_says_its_version() -> None:
         (["demo", "--every", "x"], "argument --every: expected a whole number of at least 1, got 'x'"),
     ],
 )
-def test_wrong_usage_ends_with_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_ends_with_code_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2

@@ -58,9 +58,7 @@ def load() -> Text:
     return Text("".join(map(chr, distinct)), tokens.astype(np.int32))
 
 
-def batches(
-    text: Text, *, steps: int, batch_size: int = 16, length: int = 64, seed: int = 0
-) -> Iterator[Batch]:
+def batches(text: Text, *, steps: int, batch_size: int = 16, length: int = 64, seed: int = 0) -> Iterator[Batch]:
     """Yields `steps` batches of random excerpts; the same seed gives the same batches."""
     rng = np.random.default_rng(seed)
     offsets = np.arange(length + 1)

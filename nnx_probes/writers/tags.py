@@ -123,7 +123,7 @@ def scalars(record: Record) -> dict[str, float]:
                 continue
             shown = _norm(value) if statistic == "norm" else _max_abs(value)
         tag = _tag(name)
-        found[safe_tag(name) if tag in found else tag] = shown
+        found[f"{tag}#{_hash((name,))}" if tag in found else tag] = shown
     if seen_float:
         found["nonfinite"] = bad
     return found

@@ -32,9 +32,7 @@ def test_a_healthy_run_ends_with_code_0_and_says_where_its_files_are(
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_faulty_run_ends_with_code_1_and_names_its_alert(
-    fault: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_faulty_run_ends_with_code_1_and_names_its_alert(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = {
         "jax-jit": {"frozen_params", "lost_update"},
         "frozen": {"frozen_params"},

@@ -26,7 +26,9 @@ class FrozenParams(Rule):
     the loss has converged or the transformation leaves the leaf out by design. Quiet while a schedule rests at 0 and
     will move again, and about leaves that hold NaN: their bytes stop changing as a consequence.
 
-    Delay: `whole` updates after the fault, rounded up to the next probe.
+    Delay: `whole` updates after the fault, rounded up to the next probe. An optimizer that has not stepped at all is
+    judged by the steps of the loop; a loop that accumulates gradients by hand over more than `whole` steps before its
+    first update should raise `whole` (``optax.MultiSteps`` is recognised).
 
     Args:
       whole: updates for the whole group.
