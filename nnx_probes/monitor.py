@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import operator
 import time
 import weakref
@@ -17,6 +16,7 @@ import jax
 
 from nnx_probes import callbacks as builtin_callbacks
 from nnx_probes.callbacks.base import Callback, Context
+from nnx_probes.callbacks.plugged import Plugged
 from nnx_probes.checks import (
     check_model,
     check_numbers,
@@ -35,11 +35,9 @@ from nnx_probes.host.pace import Pace
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
 from nnx_probes.inflight import InFlight
-from nnx_probes.writers import Fanout, open_destination
+from nnx_probes.writers import Fanout
 
 __all__ = ["DEFAULT", "Monitor"]
-
-_log = logging.getLogger("nnx_probes")
 
 DEFAULT: Any = "default"
 """Stands for the built-in callbacks or rules."""
@@ -102,21 +100,19 @@ class Monitor(Callback):
         self._model, self._optimizer = model, optimizer
         self._judge = Judge(wanted, facts_of(resolve(model), resolve(optimizer), total_steps))
         self._own = Pace.auto(budget) if every == "auto" else Pace(every)
-        self._slots = [(c, self._own if c.every is None else Pace(c.every)) for c in chosen]
+        self._plugged = Plugged(chosen, self._own)
         self._writing = jax.process_index() == 0
-        self._out = Fanout(open_destination(destination) if self._writing else [])
+        self._out = Fanout.open(destination if self._writing else None)
         self._stop_on, self._sync = stop_on, bool(sync)
         self._alerts: list[Alert] = []
         self._feed: Feed | None = None
         self._pending: InFlight | None = None
-        self._due = -(2**62)
+        self._due = self._plugged.next_due
         self._last_step = -(2**62)
         self._calls = 0
-        self._called_at = [0] * len(self._slots)
         self._spent_s = 0.0
         self._began_s = 0.0
         self._stop = self._closed = False
-        self.failures: dict[str, int] = {}
         self._out.header(header(self._judge.rules, chosen, every=every, budget=budget, total_steps=total_steps))
         me = weakref.ref(self)
         self._at_exit: Callable[[], None] = lambda: _close_if_alive(me)
@@ -162,7 +158,7 @@ class Monitor(Callback):
             fields = dict(loss=loss, batch=batch, grads=grads, updates=updates, metrics=metrics)
             return self._probe(step, fields, model, optimizer)
         except Exception as error:
-            self._note_failure("a probe", error)
+            self._plugged.note("a probe", error)
             return False
         finally:
             self._spent_s += time.perf_counter() - began
@@ -180,14 +176,13 @@ class Monitor(Callback):
             return False
         if not self._began_s:
             self._began_s = began
-            self._each("on_train_begin", Context(step, model=self._model, optimizer=self._optimizer))
+            self._plugged.each("on_train_begin", Context(step, model=self._model, optimizer=self._optimizer))
         ctx = Context(step, **fields, history=self._judge.history)
         if step < self._last_step:
             ctx.values["loop.backwards"] = self._last_step
-            for _, pace in self._slots:
-                pace.restart()
+            self._plugged.restart()
         self._last_step = step
-        due = [i for i, (_, pace) in enumerate(self._slots) if step >= pace.due]
+        due = self._plugged.due(step)
         if due:
             self._enqueue(ctx, due, model, optimizer, began)
         return bool(due)
@@ -197,12 +192,8 @@ class Monitor(Callback):
         ctx.optimizer = resolve(self._optimizer if optimizer is None else optimizer)
         if ctx.batch is None and self._feed is not None:
             ctx.batch = self._feed.last
-        for i in due:
-            callback, pace = self._slots[i]
-            ctx.steps, self._called_at[i] = self._calls - self._called_at[i], self._calls
-            self._guard(callback, "on_step_end", ctx)
-            pace.advance(ctx.step)
-        self._due = min((pace.due for _, pace in self._slots), default=2**62)
+        self._plugged.step_end(due, ctx, self._calls)
+        self._due = self._plugged.next_due
         ctx.loss = ctx.batch = ctx.metrics = ctx.grads = ctx.updates = ctx.model = ctx.optimizer = None
         self._pending = InFlight(ctx, time.time(), time.perf_counter() - began)
         if self._sync:
@@ -227,34 +218,14 @@ class Monitor(Callback):
 
     def _judge_now(self, record: Record) -> None:
         if self._judge.observe(record):
-            more: dict[str, Any] = {}
-            for callback, _ in self._slots:
-                try:
-                    more.update(callback.explain(record, self._judge.history))
-                except Exception as error:
-                    self._note_failure(f"{type(callback).__name__}.explain", error)
+            more = self._plugged.explain(record, self._judge.history)
             record = replace(record, values={**record.values, **more})
         self._out.record(record)
         for alert in self._judge.verdicts(record):
             self._alerts.append(alert)
             self._out.alert(alert)
-            self._each("on_alert", alert)
+            self._plugged.each("on_alert", alert)
             self._stop = self._stop or (self._stop_on is not None and alert.level >= self._stop_on)
-
-    def _each(self, method: str, argument: Any) -> None:
-        for callback, _ in self._slots:
-            self._guard(callback, method, argument)
-
-    def _guard(self, callback: Callback, method: str, argument: Any) -> None:
-        try:
-            getattr(callback, method)(argument)
-        except Exception as error:  # whatever it is, the user's training is worth more
-            self._note_failure(f"{type(callback).__name__}.{method}", error)
-
-    def _note_failure(self, what: str, error: Exception) -> None:
-        self.failures[what] = self.failures.get(what, 0) + 1
-        if self.failures[what] == 1:
-            _log.warning("%s failed and was passed over: %s: %s", what, type(error).__name__, error, exc_info=error)
 
     # --- around the loop ----------------------------------------------------------------------------------
 
@@ -272,10 +243,10 @@ class Monitor(Callback):
             for name, value in found.items():
                 if value is not None:
                     ctx.values[f"eval.{name}"] = float(jax.device_get(value))
-            self._each("on_eval_end", ctx)
+            self._plugged.each("on_eval_end", ctx)
             self._judge_now(Record(step, time.time(), ctx.values))
         except Exception as error:
-            self._note_failure("on_eval", error)
+            self._plugged.note("on_eval", error)
 
     def mark(self, step: int, name: str) -> None:
         """Notes a known event (learning-rate change, data switch, restore), so that it is not held against the run."""
@@ -290,7 +261,7 @@ class Monitor(Callback):
             self._settle()
             self._out.flush()
         except Exception as error:
-            self._note_failure("flush", error)
+            self._plugged.note("flush", error)
 
     def close(self) -> None:
         """Reads what is pending, writes everything, closes the writers it made. Safe to call twice."""
@@ -298,9 +269,9 @@ class Monitor(Callback):
             return
         try:
             self._settle()
-            self._each("on_train_end", Context(self._last_step, history=self._judge.history))
+            self._plugged.each("on_train_end", Context(self._last_step, history=self._judge.history))
         except Exception as error:
-            self._note_failure("close", error)
+            self._plugged.note("close", error)
         finally:
             self._closed = True
             atexit.unregister(self._at_exit)
@@ -337,6 +308,11 @@ class Monitor(Callback):
     def alerts(self) -> tuple[Alert, ...]:
         """All alerts so far, oldest first."""
         return tuple(self._alerts)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """What failed inside the library or a callback -> how often; empty in a sound run."""
+        return dict(self._plugged.failures)
 
     @property
     def should_stop(self) -> bool:

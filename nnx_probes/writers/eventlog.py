@@ -1,8 +1,8 @@
 """One event file: framing, names, session starts, and no torn record on a full disk.
 
 The format is TFRecord: length (uint64), masked CRC-32C of it, the serialized ``Event``, masked CRC-32C of
-that; all little-endian. tensorboardX's own ``SummaryWriter`` is not used: its queue is lost when the
-process is killed, and a write error kills its thread and then blocks the caller for ever.
+that; all little-endian. tensorboardX is not used: its queue is lost when the process is killed, a write
+error kills its thread and then blocks the caller for ever, and importing any part of it imports torch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nnx_probes.writers.folder import cannot_write, make_folder
 __all__ = ["EventLog"]
 
 _STAMP = re.compile(r"events\.out\.tfevents\.(\d{10})(?:\.(\d{9}))?\b")
+_MASK = 0xA282EAD8  # of the TFRecord format
 _SECOND = 1_000_000_000  # nanoseconds
 
 
@@ -48,10 +49,10 @@ class EventLog:
 
     def __init__(self, folder: Path, writer: str = "TensorBoardWriter") -> None:
         # Here and not above: importing nnx_probes.writers stays cheap.
-        from tensorboardX.proto import event_pb2, summary_pb2
-        from tensorboardX.record_writer import masked_crc32c
+        import crc32c
+        from tensorboard.compat.proto import event_pb2, summary_pb2
 
-        self._events, self._summaries, self._crc = event_pb2, summary_pb2, masked_crc32c
+        self._events, self._summaries, self._crc32c = event_pb2, summary_pb2, crc32c.crc32c
         self._writer = writer
         self._lock = threading.Lock()
         self._pending: list[list[Any]] = []
@@ -133,7 +134,12 @@ class EventLog:
     def _frame(self, event: Any) -> bytes:
         body: bytes = event.SerializeToString()
         length = struct.pack("<Q", len(body))
-        return b"".join((length, struct.pack("<I", self._crc(length)), body, struct.pack("<I", self._crc(body))))
+        return length + self._checksum(length) + body + self._checksum(body)
+
+    def _checksum(self, data: bytes) -> bytes:
+        """The CRC, masked so that a CRC over data with CRCs in it stays a good one."""
+        crc = self._crc32c(data)
+        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + _MASK) & 0xFFFFFFFF)
 
     def _write(self, data: bytes) -> None:
         if self._closed:

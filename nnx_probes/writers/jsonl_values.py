@@ -87,6 +87,8 @@ def _encode_array(array: np.ndarray) -> dict[str, Any]:
         data = array.ravel().tolist()
     elif array.dtype.kind == "U":
         return {"dtype": "str", "data": array.ravel().tolist(), "shape": list(array.shape)}
+    elif array.dtype.kind not in "fV" or array.dtype.names is not None:
+        return {"repr": repr(array)}
     else:
         # ml_dtypes (bfloat16, float8, int4): float32 holds each of their values.
         try:
@@ -103,10 +105,10 @@ def _shortest(array: np.ndarray) -> np.ndarray:
     """Returns float64 whose shortest decimal is that of `array`'s own type: 0.1, not 0.10000000149."""
     if array.dtype == np.float64:
         return array
-    exact = array.astype(np.float64)
-    short = array.astype(str).astype(np.float64)
-    # The decimal is rounded to float64 and then to float32. Where two roundings miss, keep all digits.
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # a signalling NaN
+        exact = array.astype(np.float64)
+        short = array.astype(str).astype(np.float64)
+        # The decimal is rounded to float64 and then to float32. Where two roundings miss, keep all digits.
         wrong = short.astype(array.dtype) != array
     return np.where(wrong, exact, short)
 

@@ -53,6 +53,7 @@ class LineFile:
             try:
                 written = os.write(self._file, data)
             except OSError as error:
+                self._torn = True  # some systems fail after a part; the reader passes over an empty line
                 raise cannot_write(self._writer, self.path, error) from error
             self._unsynced = True
             if written != len(data):

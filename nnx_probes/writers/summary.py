@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from nnx_probes.errors import ArgumentTypeError
+from nnx_probes.errors import ArgumentError, ArgumentTypeError
 from nnx_probes.writers import tags
 
 __all__ = ["DEFAULT_BINS", "Summaries"]
 
 DEFAULT_BINS = 30
-"""Bins of a histogram: 587 bytes on disk, against 9.9 kB for tensorboardX's default; TensorBoard shows 30."""
+"""Bins of a histogram: 587 bytes on disk, as many as TensorBoard shows."""
 
 _TENSOR_CLASS = b"\x20\x02"
-"""``data_class: DATA_CLASS_TENSOR`` in SummaryMetadata: TensorBoard's fast loader shows a tensor only with
-it, and tensorboardX's message lacks the field. As an unknown field it is kept and written."""
+"""``data_class: DATA_CLASS_TENSOR`` of a SummaryMetadata: without it TensorBoard's fast loader shows no
+tensor. As bytes because it goes before another library's message, whose own class then wins."""
 
 _LARGEST = 1e300
 """Histogram values are clipped here: the width of a range beyond it is infinite in float64."""
 
 
 class Summaries:
-    """Makes messages; imports tensorboardX's when the first one is made, not before."""
+    """Makes messages; imports TensorBoard's own, which need no tensorflow, when one is made."""
 
     def __init__(self) -> None:
-        from tensorboardX.proto import summary_pb2, tensor_pb2, tensor_shape_pb2
+        from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2
 
         self._summary, self._tensor, self._shape = summary_pb2, tensor_pb2, tensor_shape_pb2
 
@@ -92,32 +93,60 @@ class Summaries:
         return made
 
     def image(self, tag: str, image: np.ndarray) -> Any:
-        """An image, or a batch of them side by side."""
-        from tensorboardX import summary
+        """An image, or a batch of them side by side: [n, h, w, c] or [h, w, c], uint8 or in [0, 1]."""
+        from PIL import Image
 
+        if image.ndim not in (3, 4) or image.shape[-1] not in (1, 3, 4):
+            raise ArgumentError(
+                f"{tag!r} cannot be written as an image: got shape {image.shape}, expected [n, h, w, c] or "
+                "[h, w, c] with 1, 3 or 4 channels. Move the channels to the end."
+            )
         if image.dtype != np.uint8:
-            image = image.astype(np.float32)
-        value = summary.image(tag, image, dataformats="NHWC" if image.ndim == 4 else "HWC").value[0]
-        value.tag = tags.safe_tag(tag)  # tensorboardX has replaced characters of it
-        return value
+            clear = np.nan_to_num(image.astype(np.float32), nan=0, posinf=1, neginf=0)
+            image = (np.clip(clear, 0, 1) * 255).round().astype(np.uint8)
+        if image.ndim == 4:
+            image = np.concatenate(list(image), axis=1)
+        height, width, channels = image.shape
+        file = io.BytesIO()
+        Image.fromarray(image[:, :, 0] if channels == 1 else image).save(file, "PNG")
+        message = self._summary.Summary.Image(
+            height=height, width=width, colorspace=channels, encoded_image_string=file.getvalue()
+        )
+        return self._summary.Summary.Value(tag=tags.safe_tag(tag), image=message)
 
     def hparams(self, flat: Mapping[str, Any]) -> list[Any]:
         """The three values of the HParams page: experiment, session start, session end."""
-        from tensorboardX import summary
+        from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
 
-        plain = {}
+        start, infos = plugin_data_pb2.SessionStartInfo(), []
         for name, value in flat.items():
-            if isinstance(value, (bool, int, float, str)) or value is None:
-                plain[tags.safe_tag(name)] = value
+            tag = tags.safe_tag(name)
+            if isinstance(value, bool):
+                start.hparams[tag].bool_value, kind = value, "DATA_TYPE_BOOL"
+            elif isinstance(value, (int, float)):
+                start.hparams[tag].number_value, kind = tags.number(value, tag), "DATA_TYPE_FLOAT64"
+            elif value is not None:
+                text = value if isinstance(value, str) else repr(value)[:500]
+                start.hparams[tag].string_value, kind = tags.safe_tag(text), "DATA_TYPE_STRING"
             else:
-                plain[tags.safe_tag(name)] = repr(value)[:500]
-        return [part.value[0] for part in summary.hparams(plain, {})]
+                continue
+            infos.append(api_pb2.HParamInfo(name=tag, type=kind))
+        parts = {
+            "experiment": api_pb2.Experiment(hparam_infos=infos),
+            "session_start_info": start,
+            "session_end_info": plugin_data_pb2.SessionEndInfo(status="STATUS_SUCCESS"),
+        }
+        nothing = self._tensor.TensorProto(dtype="DT_FLOAT", tensor_shape=self._dims((0,)))
+        made = []
+        for name, part in parts.items():
+            content = plugin_data_pb2.HParamsPluginData(version=0, **{name: part}).SerializeToString()
+            metadata = self._metadata("hparams", content)
+            made.append(self._summary.Summary.Value(tag=f"_hparams_/{name}", metadata=metadata, tensor=nothing))
+        return made
 
     def _metadata(self, plugin: str, content: bytes) -> Any:
         data = self._summary.SummaryMetadata.PluginData(plugin_name=plugin, content=content)
-        metadata = self._summary.SummaryMetadata(plugin_data=data)
-        metadata.MergeFromString(_TENSOR_CLASS)
-        return metadata
+        return self._summary.SummaryMetadata(plugin_data=data, data_class="DATA_CLASS_TENSOR")
 
     def _dims(self, shape: tuple[int, ...]) -> Any:
         dims = [self._shape.TensorShapeProto.Dim(size=size) for size in shape]

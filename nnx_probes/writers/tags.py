@@ -84,11 +84,16 @@ def _norm(values: np.ndarray) -> float:
     largest = _max_abs(values)
     if largest == 0 or not math.isfinite(largest):
         return largest
-    return largest * math.sqrt(float(np.sum((values.astype(np.float64) / largest) ** 2)))
+    return largest * math.sqrt(float(np.sum((_as(np.float64, values) / largest) ** 2)))
 
 
 def _max_abs(values: np.ndarray) -> float:
-    return float(np.max(np.abs(values.astype(np.float64)))) if values.size else 0.0
+    return float(np.max(np.abs(_as(np.float64, values)))) if values.size else 0.0
+
+
+def _as(dtype: type[np.floating[Any]], values: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):  # invalid: a signalling NaN
+        return values.astype(dtype)
 
 
 def scalars(record: Record) -> dict[str, float]:
@@ -117,7 +122,7 @@ def scalars(record: Record) -> dict[str, float]:
         else:
             seen_float = True
             if statistic == "nonfinite":
-                bad += float(value.sum(dtype=np.float64))
+                bad += float(_as(np.float64, value).sum())
                 continue
             if statistic not in ("norm", "max_abs"):
                 continue
@@ -145,8 +150,7 @@ def vectors(record: Record) -> dict[str, np.ndarray]:
             group = name.rpartition(".")[0]
             leaves = record.leaves.get(group)
             paths = leaves.paths if leaves is not None else (f"{len(value)} leaves",)
-            with np.errstate(over="ignore"):
-                found[f"{safe_tag(_prefix(name))}/{_hash(paths)}"] = value.astype(np.float32)
+            found[f"{safe_tag(_prefix(name))}/{_hash(paths)}"] = _as(np.float32, value)
     return found
 
 

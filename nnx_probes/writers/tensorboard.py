@@ -76,7 +76,7 @@ class TensorBoardWriter:
         for tag, image in images.items():
             try:
                 made.append(self._make.image(tag, np.asarray(image)))
-            except Exception as error:  # tensorboardX asserts on shapes; Pillow may be missing
+            except Exception as error:  # a shape that is no image; Pillow may be missing
                 self._say_once("images", f"{type(error).__name__}: {error}")
         self._log.append(step, made)
 

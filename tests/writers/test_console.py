@@ -72,7 +72,7 @@ def test_an_ascii_process_prints_and_exits_cleanly():
     program = (
         "from nnx_probes.writers import ConsoleWriter\n"
         "from nnx_probes.host.alert import Alert, Level\n"
-        "ConsoleWriter().write_alert(Alert(1, 'r', Level.ERROR, 'größe'))\n"
+        "ConsoleWriter().write_alert(Alert(1, 'r', Level.ERROR, 'gr\\u00f6\\u00dfe'))\n"
     )
     done = subprocess.run(
         [sys.executable, "-X", "utf8=0", "-c", program],

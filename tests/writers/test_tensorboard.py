@@ -43,10 +43,17 @@ def test_calls_shaped_as_clus_work_by_position_and_by_keyword(tmp_path, caplog):
     assert points(tmp_path, "a") == [(1, 1.0), (2, 2.0)]
     assert [text for _, text in texts(tmp_path, "t")] == ["x", "y"]
     assert [len(event.histogram_value.bucket) for event in found.Histograms("h")] == [30, 5]
-    assert len(found.Images("i")) == 2
+    assert [(image.width, image.height) for image in found.Images("i")] == [(8, 4)] * 2
     assert "_hparams_/session_start_info" in found.summary_metadata
     said = [entry.message for entry in caplog.records]
     assert sum("audios" in line for line in said) == 1 and sum("videos" in line for line in said) == 1
+
+
+def test_a_number_beyond_float32_is_shown_as_infinite(tmp_path):
+    writer = TensorBoardWriter(tmp_path)
+    writer.write_scalars(1, {"a": 1e300, "b": -(10**400)})
+    writer.close()
+    assert points(tmp_path, "a") == [(1, math.inf)] and points(tmp_path, "b") == [(1, -math.inf)]
 
 
 def test_one_call_is_one_event(tmp_path):
