@@ -85,7 +85,7 @@ def check_optimizer(optimizer: Any, model: Any) -> None:
     """Raises when `optimizer` keeps state, and none of it has the shape of anything in `model`."""
     if optimizer is None:
         return
-    tree = Tree(optimizer_source(resolve(optimizer)))
+    tree = Tree(optimizer_source(resolve(optimizer)), may_be_empty=True)
     tree.read()
     if model is None or not isinstance(resolve(optimizer), nnx.Optimizer):
         return

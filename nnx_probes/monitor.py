@@ -253,6 +253,9 @@ class Monitor(Callback):
         with contextlib.suppress(Exception):
             self._settle()
             self._judge.mark(step)
+            if step <= self._last_step:  # an announced restart: the next step is a first one
+                self._last_step = self._due = -(2**62)
+                self._plugged.restart()
             self._out.mark(int(step), str(name))
 
     def flush(self) -> None:

@@ -32,7 +32,7 @@ class Group:
     ) -> None:
         self.name = name
         self._source: Any = None
-        self.probe = Probe(lambda: self._source, fingerprints=fingerprints)
+        self.probe = Probe(lambda: self._source, fingerprints=fingerprints, may_be_empty=name == "optimizer")
         self._trained = trained
         self._version = -1
         self._table: Leaves | None = None

@@ -51,6 +51,7 @@ class OptimizerProbe(Callback):
         self._live = (ctx.optimizer, ctx.model)
         if is_watched(ctx.optimizer):
             ctx.values["watch.traced"] = ctx.optimizer.evidence.traced
+            ctx.values["watch.conditional"] = ctx.optimizer.evidence.conditional
             ctx.values["watch.eager"] = ctx.optimizer.evidence.eager
         ctx.later.append(self._group.enqueue(optimizer_source(ctx.optimizer), self._clocks))
 
@@ -71,7 +72,12 @@ class OptimizerProbe(Callback):
         tree.read()
         if tuple(leaf.path for leaf in tree.leaves) != record.leaves["params"].paths:
             return {}
-        return try_update(optimizer, model, tree.leaves) or {}
+        known = (
+            counters(record.leaves["optimizer"], record.values["optimizer.value"])
+            if "optimizer.value" in record
+            else {}
+        )
+        return try_update(optimizer, model, tree.leaves, count=known.get("count")) or {}
 
     def on_train_end(self, ctx: Context) -> None:
         """Lets go of the optimizer."""

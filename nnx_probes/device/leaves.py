@@ -70,6 +70,7 @@ class Tree:
     Args:
       source: the live object, or a zero-argument function for loops that carry their state (called on
         every read; it should return the newest state).
+      may_be_empty: whether a source without arrays is fine (optimizers without state).
 
     Attributes:
       leaves: names of the arrays of the last read, in its order.
@@ -80,7 +81,8 @@ class Tree:
     touched.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, *, may_be_empty: bool = False) -> None:
+        self._may_be_empty = may_be_empty
         self._getter: Callable[[], Any] | None = None
         if callable(source) and not isinstance(source, nnx.Pytree):
             self._getter = source
@@ -128,7 +130,7 @@ class Tree:
             value = _value(item)
             if id(item) in seen or not is_array(value):
                 continue
-            variable = type(item) if _is_variable(item) else None
+            variable = getattr(item, "var_type", type(item)) if _is_variable(item) else None
             if variable is not None:
                 seen.add(id(item))
             path = _join(parts) or "value"
@@ -140,7 +142,7 @@ class Tree:
             dtype = str(getattr(value, "dtype", type(value).__name__))
             leaves.append(Leaf(path, parts, kind, variable, shape, dtype))
             pick.append(at)
-        if not leaves:
+        if not leaves and not self._may_be_empty:
             raise ArgumentTypeError(
                 f"found no array in the {type(source).__name__}: expected a Module, an Optimizer, a State, a pytree "
                 "of arrays, or a function without arguments that returns one. Pass the object that your training "

@@ -80,15 +80,16 @@ class Probe:
     Args:
       source: the live object, any pytree, or a getter.
       fingerprints: ``"auto"``, ``"mix64"``, ``"xxh3"`` or None for none.
+      may_be_empty: as in `Tree`.
 
     Cost of `enqueue`: one flattening and one launch; with ``xxh3`` (the CPU backend) it also waits for the
     arrays and hashes them at once, at memory speed, since they may be donated to the next step.
     """
 
-    def __init__(self, source: Any, *, fingerprints: str | None = "auto") -> None:
+    def __init__(self, source: Any, *, fingerprints: str | None = "auto", may_be_empty: bool = False) -> None:
         if fingerprints is not None:
             check_method(fingerprints)
-        self.tree = Tree(source)
+        self.tree = Tree(source, may_be_empty=may_be_empty)
         self._method = fingerprints
         self._programs: dict[bool, Program] = {}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import types
 from typing import Any, Literal
 
 import jax
@@ -13,6 +15,8 @@ from nnx_probes.errors import ArgumentError, ArgumentTypeError, closest
 __all__ = ["Evidence", "Tap", "is_watched", "watch"]
 
 _WHEN = ("armed", "inside")
+_BRANCHES = "conditionals"
+"""Name of the source file of jax's ``cond`` and ``switch``."""
 
 
 class Evidence:
@@ -20,12 +24,23 @@ class Evidence:
 
     Attributes:
       traced: how often ``update`` ran under a transformation.
+      conditional: how often that was inside a branch or a loop of the compiled step, which may not run every time.
       eager: how often it ran on concrete arrays.
     """
 
     def __init__(self) -> None:
         self.traced = 0
+        self.conditional = 0
         self.eager = 0
+
+    def note(self, traced: bool) -> None:
+        """Counts one run of ``update``."""
+        if not traced:
+            self.eager += 1
+        elif _in_control_flow():
+            self.conditional += 1
+        else:
+            self.traced += 1
 
 
 class Tap:
@@ -36,10 +51,7 @@ class Tap:
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Updates the model as the optimizer's own ``update`` does."""
-        if isinstance(self.step.get_raw_value(), jax.core.Tracer):
-            self.evidence.traced += 1
-        else:
-            self.evidence.eager += 1
+        self.evidence.note(isinstance(self.step.get_raw_value(), jax.core.Tracer))
         return super().update(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -86,6 +98,16 @@ def watch(
 def is_watched(optimizer: Any) -> bool:
     """Whether `optimizer` came from `watch`."""
     return isinstance(optimizer, Tap)
+
+
+def _in_control_flow() -> bool:
+    """Whether a ``cond`` or ``switch`` is being traced right now: looked up in the call stack, at trace time only."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if _BRANCHES in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @functools.cache

@@ -24,12 +24,20 @@ _EARLIER = (0.0, 0.25, 0.5, 0.75)
 _LEAST_COUNT = 16
 
 
-def try_update(optimizer: Any, model: Any, leaves: tuple[Leaf, ...]) -> dict[str, Any] | None:
+def try_update(
+    optimizer: Any, model: Any, leaves: tuple[Leaf, ...], *, count: float | None = None
+) -> dict[str, Any] | None:
     """Returns what a gradient of ones would change, or None where the question cannot be asked.
 
     It cannot be asked of an optimizer that is no ``nnx.Optimizer``, under ``optax.MultiSteps`` (most calls change
     nothing by design), of transformations that need more arguments, or with several processes (they may not ask
     at the same moment, and the program would wait for all of them).
+
+    Args:
+      optimizer: the live optimizer.
+      model: the live model.
+      leaves: the model's leaves, the rows of the result.
+      count: the schedule count after the step in question, None for the present one.
 
     Returns:
       ``"params.trial_update"``: float32[n_leaves], largest magnitude of the update, NaN where not trained;
@@ -48,12 +56,11 @@ def try_update(optimizer: Any, model: Any, leaves: tuple[Leaf, ...]) -> dict[str
     pure = nnx.as_pure(params)
     if not paths:
         return None
-    counts = [
-        int(np.max(np.asarray(jax.device_get(x)), initial=0))
-        for path, x in jax.tree_util.tree_flatten_with_path(state)[0]
-        if _name(path) == "count"
-    ]
-    count = max(counts, default=0)
+    if count is None:
+        flat = jax.tree_util.tree_flatten_with_path(state)[0]
+        own = [int(np.max(np.asarray(jax.device_get(x)), initial=0)) for path, x in flat if _name(path) == "count"]
+        count = max(own, default=0)
+    count = max(int(count) - 1, 0)  # the count that the step's own update used
     program = jax.jit(lambda p, s, c: _step(optimizer.tx, p, s, c))
 
     def ask(at: float) -> tuple[np.ndarray, np.ndarray]:

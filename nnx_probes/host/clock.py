@@ -19,6 +19,8 @@ _ROLES = ("mini_step", "gradient_step", "notfinite_count", "total_notfinite", "l
 _QUIET_FACTOR = 4
 """A loop that updates every k steps is given 4 k steps before standing still counts against it."""
 _QUIET_LEAST = 8
+_CONDITIONAL = 32
+"""Steps an update that was compiled into a branch (accumulation by ``nnx.cond``) may wait for its first turn."""
 _WARMUP_STEPS = 100
 """How long a known learning rate of 0 is taken for the start of a schedule when no run length is known."""
 
@@ -66,6 +68,7 @@ class Clock:
     ever_stepped: bool = False
     counters_moved: bool | None = None
     stood_still_steps: int = 0
+    conditional: bool = False
     _last: dict[str, float] | None = None
     _longest_gap: int = 0
     _known_optimizer: bool = False
@@ -73,6 +76,7 @@ class Clock:
     def advance(self, record: Record) -> int:
         """Returns the effective updates between the previous record with parameters and this one."""
         calls = int(record.get("loop.steps", 1))
+        self.conditional = bool(record.get("watch.conditional", 0))
         now = self._read(record)
         if now is None:
             effective = 0 if self._known_optimizer else calls
@@ -111,9 +115,15 @@ class Clock:
     def _standing_still(self, calls: int) -> int:
         self.stood_still_steps += calls
         patience = max(_QUIET_LEAST, _QUIET_FACTOR * self._longest_gap) if self.ever_stepped else 0
+        if self.conditional:
+            patience = max(patience, _CONDITIONAL)
         return calls if self.stood_still_steps > patience else 0
 
     def _zero_is_planned(self, step: int) -> bool:
         if self.total_steps is None:
             return step < _WARMUP_STEPS
-        return step < 0.1 * self.total_steps or step >= 0.95 * self.total_steps
+        return step < 0.1 * self.total_steps or self.near_the_end(step)
+
+    def near_the_end(self, step: int) -> bool:
+        """Whether `step` lies in the last 5 % of a run of planned length."""
+        return self.total_steps is not None and step >= 0.95 * self.total_steps

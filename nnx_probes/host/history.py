@@ -74,6 +74,7 @@ class History:
         if "params.fingerprint" in record:
             updates = self.clock.advance(record)
             _fold(self.params, record, "params", updates)
+            self.params.replace(record.get("params.replaced", ()))
         if "optimizer.fingerprint" in record:
             _fold(self.optimizer, record, "optimizer", 0)
             self._compare_movement()

@@ -42,6 +42,7 @@ class Motion:
     _last: dict[str, str] = field(default_factory=dict)
     _seen: OrderedDict[int, int] = field(default_factory=OrderedDict)
     _digest: int | None = None
+    _replaced: set[str] = field(default_factory=set)
 
     def observe(self, step: int, leaves: Leaves, fingerprints: tuple[str, ...], updates: int) -> None:
         """Folds in one record; `updates` is the number of effective updates since the previous one."""
@@ -83,6 +84,13 @@ class Motion:
         self._seen.setdefault(digest, step)
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
+
+    def replace(self, paths: tuple[str, ...]) -> None:
+        """Treats these leaves as new: another object stands where the first one stood."""
+        if self.leaves is not None:
+            fresh = np.array([p in paths and p not in self._replaced for p in self.leaves.paths], bool)
+            self.moved = self.moved & ~fresh
+            self._replaced.update(paths)
 
     def forget(self) -> None:
         """Drops the states seen so far, so that coming back to one is no finding."""

@@ -66,7 +66,9 @@ def test_a_loop_that_stops_updating_is_counted_again_after_four_times_its_gap():
     assert got == [0] * 8 + [1] * 4
 
 
-@pytest.mark.parametrize(("total", "step", "expected"), [(None, 5, 0), (None, 500, 1), (1000, 50, 0), (1000, 500, 1), (1000, 960, 0)])
+@pytest.mark.parametrize(
+    ("total", "step", "expected"), [(None, 5, 0), (None, 500, 1), (1000, 50, 0), (1000, 500, 1), (1000, 960, 0)]
+)
 def test_a_known_rate_of_zero_counts_only_outside_the_start_and_the_end_of_a_schedule(total, step, expected):
     clock = Clock(total_steps=total)
     advance(clock, step - 1, step=1, learning_rate=0.0)

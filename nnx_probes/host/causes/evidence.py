@@ -11,7 +11,7 @@ from nnx_probes.host.clock import counters
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 from nnx_probes.host.rules.nonfinite import bad_leaves
-from nnx_probes.host.trend import falls, stands
+from nnx_probes.host.trend import falls, stands, undecided
 
 __all__ = ["gather"]
 
@@ -48,7 +48,8 @@ def _movement(alert: Alert, record: Record, history: History) -> dict[str, Any]:
         "gone_words": "; their arrays were donated away" if deleted else "",
         "came_back": motion.returned_to is not None or (alert.values.get("step") is not None and _went_back(history)),
         "update_traced": traced,
-        "watched_untraced": history.facts.watched and not traced and not record.get("watch.eager", 0),
+        "watched_untraced": history.facts.watched
+        and not any(record.get(f"watch.{how}", 0) for how in ("traced", "conditional", "eager")),
         "traced_words": ", although Optimizer.update was traced into the step" if traced else "",
         "low_precision": any(d.startswith(_LOW) for d in dtypes),
         "dtype_words": ", ".join(dtypes) or "unknown dtype",
@@ -64,33 +65,34 @@ def _optimizer(alert: Alert, record: Record, history: History) -> dict[str, Any]
     found: dict[str, float] = {}
     moved = False
     if leaves is not None and norms is not None:
-        big = np.array([len(s) > 0 for s in leaves.shapes])
+        big = np.array([len(s) > 0 for s in leaves.shapes], bool)
         moments = norms[big]
         found = counters(leaves, record.values["optimizer.value"])
         moved = bool(motion.moved[big].any()) if len(motion.moved) == len(big) else False
     here = set(alert.paths)
     rows = np.array([p in here for p, _ in _rows(record, "params", "paths")], bool)
     fits = trial is not None and len(trial.update) == len(rows) and bool(rows.any())
-    zero_here = fits and trial is not None and bool((trial.update[rows] == 0).all())
+    zero_here = fits and trial is not None and trial.is_zero(rows)
     absorbed = float(np.mean(trial.absorbed[rows])) if fits and trial is not None else 0.0
     update = float(np.max(trial.update[rows])) if fits and trial is not None else float("nan")
     rate = found.get("learning_rate")
     zero = trial is not None and trial.zero_now
-    earlier = bool(zero and trial is not None and trial.earlier > 0)
+    earlier = bool(zero and trial is not None and trial.moved_earlier)
     moments_zero = len(moments) > 0 and not np.any(moments)
     if rate == 0:
         rate_words = "The injected learning_rate is 0."
     elif earlier:
         rate_words = (
-            "A gradient of ones gives an update of exactly 0 now, but not at an earlier schedule count: it ran out."
+            "A gradient of ones gives no update now, but did at an earlier schedule count: the schedule ran out."
         )
     else:
-        rate_words = "A gradient of ones gives an update of exactly 0, now and at every schedule count tried."
+        rate_words = "A gradient of ones gives no update, now and at every schedule count tried."
     return {
         "optimizer_step": int(found["step"]) if "step" in found else "unknown",
         "counters_moved": history.clock.ever_stepped,
         "optimizer_moved": moved,
         "moments_zero": moments_zero,
+        "moments_zero_here": _moments_zero_here(alert, record),
         "gradient_maybe_zero": moments_zero or not moved,
         "moment_words": "its moments are exactly 0" if moments_zero else "nothing arrives",
         "selects_nothing": bool(record.get("optimizer.selects_nothing")),
@@ -112,10 +114,20 @@ def _optimizer(alert: Alert, record: Record, history: History) -> dict[str, Any]
     }
 
 
+def _moments_zero_here(alert: Alert, record: Record) -> bool:
+    """Whether the optimizer keeps moments for the alert's leaves, and all of them are exactly 0."""
+    leaves, norms = record.leaves.get("optimizer"), record.get("optimizer.norm")
+    if leaves is None or norms is None:
+        return False
+    tails = tuple(f".{path}" for path in alert.paths)
+    own = [n for p, n, s in zip(leaves.paths, norms, leaves.shapes, strict=True) if s and p.endswith(tails)]
+    return bool(own) and not any(own)
+
+
 def _losses(history: History) -> dict[str, Any]:
-    _, losses = history.series("loss")
+    steps, losses = history.series("loss")
     down, flat = falls(losses.tolist()), stands(losses.tolist())
-    drops = len(losses) >= 2 and losses[-1] < 0.9 * losses[0]
+    drops = undecided(losses.tolist(), steps.tolist())
     words = "the loss is not known" if not len(losses) else f"the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"
     if flat:
         words = f"the loss is bit-equal at {losses[-1]:.6g}"

@@ -10,7 +10,7 @@ from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
-from nnx_probes.host.trend import falls
+from nnx_probes.host.trend import falls, undecided
 
 __all__ = ["FrozenParams"]
 
@@ -21,8 +21,8 @@ _CONVERGED = 1e-6
 class FrozenParams(Rule):
     """Trained parameters bit-equal over several effective updates (fingerprints, never ``allclose``).
 
-    The whole group: ERROR after `whole` updates (WARN where the loss falls all the same: then the object looked
-    at is not the one that trains). A single leaf: WARN after `leaf` updates, `moved_leaf` if it ever moved. INFO when
+    The whole group: ERROR after `whole` updates (WARN where the loss falls, or may fall, all the
+    same: then the object looked at is not the one that trains). A single leaf: WARN after `leaf` updates, `moved_leaf` if it ever moved. INFO when
     the loss has converged or the transformation leaves the leaf out by design. Quiet while a schedule rests at 0 and
     will move again, and about leaves that hold NaN: their bytes stop changing as a consequence.
 
@@ -95,15 +95,16 @@ class FrozenParams(Rule):
         if _converged(history, losses):
             return Level.INFO
         if trial is not None:
-            if trial.zero_now and trial.moves_later:
-                return None  # a schedule at rest
+            if trial.zero_now and (trial.moves_later or history.clock.near_the_end(record.step)):
+                return None  # a schedule at rest, or at its planned end
             too_small = not trial.zero_now and trial.absorbed_share >= 0.95
             if moved and too_small and motion.still[motion.trained].min() < self.tail:
                 return None  # the last steps of a decay
             if moved and too_small:
                 return Level.WARN
-        recent = losses[steps >= int(motion.since[motion.trained].max())]
-        return Level.WARN if falls(recent.tolist()) else Level.ERROR
+        since = steps >= int(motion.since[motion.trained].max())
+        recent, when = losses[since].tolist(), steps[since].tolist()
+        return Level.WARN if falls(recent) or undecided(recent, when) else Level.ERROR
 
     def _level_leaf(self, rows: np.ndarray, history: History) -> Level | None:
         _, losses = history.series("loss")

@@ -10,7 +10,7 @@ from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
-from nnx_probes.host.trend import falls
+from nnx_probes.host.trend import falls, undecided
 
 __all__ = ["LostUpdate"]
 
@@ -20,7 +20,7 @@ class LostUpdate(Rule):
     """The state after a step is not what that step computed.
 
     Three signs: with ``watch``, ``Optimizer.update`` was traced and yet ``optimizer.step`` never moved (ERROR; WARN
-    where the loss falls, for then the loop keeps its state elsewhere); the parameters keep coming back to a state they
+    where the loss falls or may fall, for then the loop keeps its state elsewhere); the parameters keep coming back to a state they
     had left (`returns` times, WARN); the arrays of the object that is looked at were donated or freed (WARN).
 
     Delay: two probes for the first, `returns` returns for the second, none for the third.
@@ -43,8 +43,9 @@ class LostUpdate(Rule):
         still = motion.trained.any() and (motion.still[motion.trained] >= 1).all()
         if not traced or count is None or history.clock.ever_stepped or motion.probes < 2 or not still:
             return None
-        _, losses = history.series("loss")
-        level = Level.WARN if falls(losses.tolist()) else Level.ERROR
+        steps, losses = history.series("loss")
+        elsewhere = falls(losses.tolist()) or undecided(losses.tolist(), steps.tolist())
+        level = Level.WARN if elsewhere else Level.ERROR
         message = (
             f"Optimizer.update was compiled into the step, but optimizer.step, which it advances, is still {int(count)} after "
             f"step {record.step}, and no parameter has moved: the step's new state never reached these objects."
