@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,13 +43,14 @@ class OptimizerProbe(Callback):
         check_every(every, "OptimizerProbe")
         self.every = every
         self._group = Group("optimizer", fingerprints=fingerprints)
-        self._live: Any = None
+        self._live: tuple[Any, Any] = (_gone, _gone)
 
     def on_step_end(self, ctx: Context) -> None:
         """Queues the measurement of the optimizer's state."""
         if ctx.optimizer is None:
             return
-        self._live = (ctx.optimizer, ctx.model)
+        if isinstance(ctx.optimizer, nnx.Optimizer) and isinstance(ctx.model, nnx.Pytree):
+            self._live = (weakref.ref(ctx.optimizer), weakref.ref(ctx.model))
         if is_watched(ctx.optimizer):
             ctx.values["watch.traced"] = ctx.optimizer.evidence.traced
             ctx.values["watch.conditional"] = ctx.optimizer.evidence.conditional
@@ -65,8 +67,8 @@ class OptimizerProbe(Callback):
 
     def explain(self, record: Record, history: History) -> Mapping[str, Any]:
         """Asks the optimizer what a gradient of ones would change."""
-        optimizer, model = self._live if self._live is not None else (None, None)
-        if "params.fingerprint" not in record or not isinstance(model, nnx.Pytree):
+        optimizer, model = (reference() for reference in self._live)
+        if "params.fingerprint" not in record or optimizer is None or model is None:
             return {}
         tree = Tree(model)
         tree.read()
@@ -79,9 +81,9 @@ class OptimizerProbe(Callback):
         )
         return try_update(optimizer, model, tree.leaves, count=known.get("count")) or {}
 
-    def on_train_end(self, ctx: Context) -> None:
-        """Lets go of the optimizer."""
-        self._live = None
+
+def _gone() -> None:
+    """A reference to nothing."""
 
 
 def optimizer_source(optimizer: Any) -> Any:

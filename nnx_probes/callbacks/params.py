@@ -53,6 +53,7 @@ class ParamProbe(Callback):
             return
         self._optimizer = ctx.optimizer if isinstance(ctx.optimizer, nnx.Optimizer) else None
         ctx.later.append(self._group.enqueue(ctx.model, self._extra))
+        self._optimizer = None  # hold nothing of the user's between steps
         ctx.values["loop.steps"] = ctx.steps
 
     def _extra(self, sample: Sample, table: Leaves) -> Mapping[str, Any]:

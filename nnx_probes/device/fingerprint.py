@@ -49,11 +49,22 @@ def fingerprint(tree: Any, *, method: Method = "auto") -> dict[str, str]:
     if chosen == "xxh3":
         texts = [xxh3_text(x) for x in arrays]
     else:
-        texts = [mix64_text(np.asarray(jax.device_get(_mix64(jax.numpy.asarray(x))))) for x in arrays]
+        texts = [mix64_text(np.asarray(jax.device_get(_mix64(_on_device(x))))) for x in arrays]
     return {leaf.path: text for leaf, text in zip(source.leaves, texts, strict=True)}
 
 
 _mix64 = jax.jit(mix64)
+
+
+def _on_device(x: Any) -> jax.Array:
+    """`x` as a device array with the same words (jax would narrow 64-bit numbers of the host to 32 bits)."""
+    if isinstance(x, jax.Array):
+        return x
+    array = np.ascontiguousarray(x)
+    if array.dtype.itemsize >= 8:
+        array = array.reshape(-1).view(np.uint32)
+    moved: jax.Array = jax.device_put(array)
+    return moved
 
 
 def check_method(method: str) -> None:

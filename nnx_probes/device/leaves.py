@@ -6,7 +6,7 @@ that list, never the Module, goes into the compiled programs (a Module would re-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from nnx_probes.errors import ArgumentTypeError
 
 __all__ = ["Leaf", "Tree", "is_array"]
 
-_SCALARS = (bool, int, float, complex, np.generic)
+_NUMBERS = (bool, int, float, complex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ class Leaf:
 
 def is_array(value: Any) -> bool:
     """Whether `value` is something that can be measured (device or host array, number)."""
-    return isinstance(value, (jax.Array, np.ndarray, *_SCALARS))
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype == np.bool_ or bool(jax.dtypes.issubdtype(value.dtype, np.number))
+    return isinstance(value, (jax.Array, *_NUMBERS))
 
 
 def _is_variable(value: Any) -> bool:
@@ -88,7 +90,8 @@ class Tree:
             self._getter = source
         self._source = source
         self._structure: Any = None
-        self._pick: tuple[int, ...] = ()
+        self._left_out: tuple[int, ...] = ()
+        self._pick: tuple[tuple[int, int | None], ...] = ()
         self._first: dict[str, int] = {}
         self._now: list[int] = []
         self.leaves: tuple[Leaf, ...] = ()
@@ -112,48 +115,54 @@ class Tree:
           ArgumentTypeError: the source holds no array at all.
         """
         source = self.source
-        found, structure = _flatten(source)
-        if self._structure is None or structure != self._structure:
-            self._name(source, found, structure)
-        values = [_value(found[at]) for at in self._pick]
-        if any(getattr(v, "shape", ()) != leaf.shape for v, leaf in zip(values, self.leaves, strict=True)):
-            self._name(source, found, structure)  # same structure, but a leaf has grown
+        cyclic = _has_cycle(source)
+        found, structure = _flatten(source, cyclic)
+        if self._structure is None or structure != self._structure or any(is_array(found[i]) for i in self._left_out):
+            self._name(source, found, structure, cyclic)
+        values = self._values(found)
+        if not all(map(_fits, values, self.leaves)):  # same structure, but a leaf has grown or changed its type
+            self._name(source, found, structure, cyclic)
+            values = self._values(found)
         self._note_replaced(found)
         return values
 
-    def _name(self, source: Any, found: list[Any], structure: Any) -> None:
+    def _values(self, found: list[Any]) -> list[Any]:
+        return [
+            _value(found[at]) if inner is None else jax.tree.leaves(_value(found[at]))[inner]
+            for at, inner in self._pick
+        ]
+
+    def _name(self, source: Any, found: list[Any], structure: Any, cyclic: bool) -> None:
         leaves: list[Leaf] = []
-        pick: list[int] = []
+        pick: list[tuple[int, int | None]] = []
         seen: set[int] = set()
-        used: dict[str, int] = {}
-        for at, (parts, item) in enumerate(zip(_paths(source), found, strict=True)):
-            value = _value(item)
-            if id(item) in seen or not is_array(value):
+        used: set[str] = set()
+        for at, (parts, item) in enumerate(zip(_paths(source, cyclic), found, strict=True)):
+            if id(item) in seen:
                 continue
             variable = getattr(item, "var_type", type(item)) if _is_variable(item) else None
             if variable is not None:
                 seen.add(id(item))
-            path = _join(parts) or "value"
-            used[path] = used.get(path, 0) + 1
-            if used[path] > 1:  # {1: ..., "1": ...}: two keys that read the same
-                path = f"{path}#{used[path]}"
-            kind = variable.__name__ if variable is not None else "array"
-            shape = tuple(getattr(value, "shape", ()))
-            dtype = str(getattr(value, "dtype", type(value).__name__))
-            leaves.append(Leaf(path, parts, kind, variable, shape, dtype))
-            pick.append(at)
+            for inner, deeper, value in _arrays(item):
+                path = _unused(_join((*parts, *deeper)) or "value", used)
+                kind = variable.__name__ if variable is not None else "array"
+                shape = tuple(getattr(value, "shape", ()))
+                leaves.append(Leaf(path, (*parts, *deeper), kind, variable, shape, _dtype(value)))
+                pick.append((at, inner))
         if not leaves and not self._may_be_empty:
             raise ArgumentTypeError(
                 f"found no array in the {type(source).__name__}: expected a Module, an Optimizer, a State, a pytree "
                 "of arrays, or a function without arguments that returns one. Pass the object that your training "
                 "step changes."
             )
-        self.leaves, self._pick, self._structure = tuple(leaves), tuple(pick), structure
-        self._now = []
-        self.version += 1
+        self._pick, self._structure, self._now = tuple(pick), structure, []
+        self._left_out = tuple(i for i, x in enumerate(found) if not _is_variable(x) and not is_array(x))
+        if tuple(leaves) != self.leaves or not self.version:  # eval() changes the structure and no name
+            self.leaves = tuple(leaves)
+            self.version += 1
 
     def _note_replaced(self, found: list[Any]) -> None:
-        now = [id(found[at]) for at in self._pick]
+        now = [id(found[at]) for at, _ in self._pick]
         if now == self._now:
             return
         self._now = now
@@ -162,21 +171,82 @@ class Tree:
         self.replaced = tuple(path for path, i in by_path.items() if self._first.get(path, i) != i)
 
 
-def _flatten(source: Any) -> tuple[list[Any], Any]:
-    try:
+def _flatten(source: Any, cyclic: bool) -> tuple[list[Any], Any]:
+    if not cyclic:
         found, structure = jax.tree.flatten(source, is_leaf=_is_variable)
         return found, structure
-    except RecursionError:  # modules that point at their parents; NNX itself knows how to walk graphs
-        nodes = [node for _, node in nnx.iter_graph(source) if _is_variable(node)]
-        return nodes, tuple(id(n) for n in nodes)
+    nodes = [node for _, node in nnx.iter_graph(source) if _is_variable(node) or isinstance(node, (jax.Array, np.ndarray))]
+    return nodes, tuple(id(node) for node in nodes if _is_variable(node))
 
 
-def _paths(source: Any) -> list[tuple[Any, ...]]:
-    try:
+def _paths(source: Any, cyclic: bool) -> list[tuple[Any, ...]]:
+    if not cyclic:
         found, _ = jax.tree_util.tree_flatten_with_path(source, is_leaf=_is_variable)
         return [tuple(_part(key) for key in keys) for keys, _ in found]
-    except RecursionError:
-        return [tuple(path) for path, node in nnx.iter_graph(source) if _is_variable(node)]
+    return [tuple(path) for path, node in nnx.iter_graph(source) if _is_variable(node) or isinstance(node, (jax.Array, np.ndarray))]
+
+
+def _has_cycle(source: Any) -> bool:
+    """Whether a module can be reached from itself (children that point at their parents).
+
+    jax's own flattening would recurse until Python gives up, and the interpreter's recursion counter with it.
+    """
+    above: set[int] = set()
+    done: set[int] = set()
+    stack: list[tuple[Any, bool]] = [(source, False)]
+    while stack:
+        node, leaving = stack.pop()
+        if leaving:
+            above.discard(id(node))
+            done.add(id(node))
+            continue
+        if id(node) in above:
+            return True
+        children = _children(node)
+        if not children or id(node) in done:
+            continue
+        above.add(id(node))
+        stack.append((node, True))
+        stack.extend((child, False) for child in children)
+    return False
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, nnx.Pytree):
+        return list(vars(node).values())
+    if isinstance(node, Mapping):
+        return list(node.values())
+    return list(node) if isinstance(node, (list, tuple)) else []
+
+
+def _arrays(item: Any) -> Iterator[tuple[int | None, tuple[Any, ...], Any]]:
+    """The arrays in one found item: (index within a Variable's pytree, deeper path, array)."""
+    value = _value(item)
+    if is_array(value):
+        yield None, (), value
+    elif _is_variable(item):
+        found, _ = jax.tree_util.tree_flatten_with_path(value)
+        for inner, (keys, leaf) in enumerate(found):
+            if is_array(leaf):
+                yield inner, tuple(_part(key) for key in keys), leaf
+
+
+def _unused(path: str, used: set[str]) -> str:
+    """`path`, or with a number behind it where two keys read the same ({1: ..., "1": ...})."""
+    chosen, count = path, 1
+    while chosen in used:
+        count += 1
+        chosen = f"{path}#{count}"
+    used.add(chosen)
+    return chosen
+
+
+def _dtype(value: Any) -> str:
+    return str(getattr(value, "dtype", type(value).__name__))
+
+
+def _fits(value: Any, leaf: Leaf) -> bool:
+    return is_array(value) and getattr(value, "shape", ()) == leaf.shape and _dtype(value) == leaf.dtype
 
 
 def _value(item: Any) -> Any:

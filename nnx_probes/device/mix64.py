@@ -4,7 +4,7 @@ Definition, complete. Let the leaf have N elements, flattened in row-major (C) o
 
 1. Words. Each element becomes one or more unsigned 32-bit words:
    * 4-byte types: their bits. 2-byte and 1-byte types: their bits, zero-extended.
-   * int4, uint4 and other types below one byte: the value modulo 16 (for 2-bit types modulo 4).
+   * integers below one byte: the value modulo 16 (int4, uint4) or 4 (int2, uint2). float4: its 4 bits.
    * bool: 0 or 1.
    * 8-byte types (float64, int64, uint64): two words, low half first.
    * complex: the words of the real part, then those of the imaginary part.
@@ -85,7 +85,9 @@ def _words(x: jax.Array) -> Any:
         deep = pair[0].ndim > x.ndim
         return jnp.concatenate(pair, axis=-1) if deep else jnp.stack(pair, axis=-1)
     bits = jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype).bits
-    if bits < 8:  # XLA does not bitcast these; the low bits of the value are the same thing
+    if bits == 4 and not jnp.issubdtype(dtype, jnp.integer):  # float4 has a bitcast to its own width only
+        return lax.bitcast_convert_type(x, jnp.uint4).astype(jnp.uint32)
+    if bits < 8:  # XLA does not bitcast int4 to uint8; the low bits of the value are the same thing
         return x.astype(jnp.int32).astype(jnp.uint32) & jnp.uint32((1 << bits) - 1)
     if bits == 64:
         return lax.bitcast_convert_type(x, jnp.uint32)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from nnx_probes.device.fingerprint import check_method, choose_method, xxh3_text
 from nnx_probes.device.leaves import Leaf, Tree
@@ -110,16 +111,21 @@ class Probe:
         on_host = [i for i in usable if not isinstance(arrays[i], jax.Array)]
         for i in on_host:
             _scatter(sample, [i], _measure_host(arrays[i]))
-        if self._method is not None:
-            for i in usable if self._method == "xxh3" else on_host:
-                texts[i] = xxh3_text(arrays[i])
         parts = []
         program = self._program(self._method == "mix64")
         for rows in _by_devices(arrays, [i for i in usable if i not in set(on_host)]):
             chosen = [arrays[i] for i in rows]
             specs = [_Spec(x.shape, x.dtype, x.size) for x in chosen]
-            parts.append((rows, specs, program, program.enqueue(chosen)))
-        return Pending(parts, replace(sample, fingerprints=tuple(texts)))
+            packed = program.enqueue(chosen)
+            if isinstance(packed, jax.core.Tracer):  # called inside a compiled function, on arrays from outside it
+                unreadable.update((self.tree.leaves[i].path, TRACED) for i in rows)
+            else:
+                parts.append((rows, specs, program, packed))
+        if self._method is not None:
+            for i in usable if self._method == "xxh3" else on_host:
+                if self.tree.leaves[i].path not in unreadable:
+                    texts[i] = xxh3_text(arrays[i])
+        return Pending(parts, replace(sample, fingerprints=tuple(texts), unreadable=unreadable))
 
     def _program(self, hashing: bool) -> Program:
         if hashing not in self._programs:
@@ -180,16 +186,12 @@ def _measure_host(x: Any) -> Measurement:
 
 
 def _by_devices(arrays: Sequence[Any], rows: Sequence[int]) -> list[list[int]]:
-    """Rows grouped by the set of devices they lie on; what is bound to no device joins the first group."""
-    groups: dict[frozenset[Any], list[int]] = {}
-    free: list[int] = []
+    """Rows grouped by the devices they lie on, in order: one program cannot read from two groups."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for row in rows:
-        if arrays[row].committed:
-            groups.setdefault(frozenset(arrays[row].sharding.device_set), []).append(row)
-        else:
-            free.append(row)
-    if not groups:
-        return [free] if free else []
-    first = next(iter(groups))
-    groups[first] = sorted(groups[first] + free)
+        sharding = arrays[row].sharding
+        mesh = getattr(sharding, "mesh", None)
+        devices = sharding.device_set if not isinstance(mesh, Mesh) else mesh.devices.flat
+        key = tuple(d.id for d in devices) if isinstance(mesh, Mesh) else tuple(sorted(d.id for d in devices))
+        groups.setdefault(key, []).append(row)
     return list(groups.values())

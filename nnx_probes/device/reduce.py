@@ -72,7 +72,8 @@ class Program:
         if sharding not in self._compiled:
             self._compiled[sharding] = jax.jit(self._measure, out_shardings=sharding)
         packed: jax.Array = self._compiled[sharding](list(arrays))
-        packed.copy_to_host_async()
+        if not isinstance(packed, jax.core.Tracer):
+            packed.copy_to_host_async()
         return packed
 
     def _measure(self, arrays: list[jax.Array]) -> jax.Array:
@@ -87,7 +88,7 @@ class Program:
             # digits, is there a second look; the branch costs nothing on a healthy step.
             odd = ~jnp.isfinite(square) | ((square < _TINY) & (largest > 0))
             norm, nonfinite = lax.cond(
-                jnp.any(odd), lambda: _second_look(plain), lambda: (jnp.sqrt(square), _zeros(len(plain)))
+                jnp.any(odd), lambda: _second_look(plain, arrays), lambda: (jnp.sqrt(square), _zeros(len(plain)))
             )
             norm = jnp.where(odd, norm, jnp.sqrt(square))
             parts = [_bits(norm), _bits(largest), _bits(nonfinite), jnp.stack([_single(x) for x in arrays])]
@@ -141,15 +142,23 @@ def _largest(x: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(x), initial=0).astype(jnp.float32)
 
 
-def _second_look(plain: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _second_look(plain: list[jax.Array], arrays: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     norms, counts = [], []
-    for x in plain:
+    for x, original in zip(plain, arrays, strict=True):
         largest = jnp.max(jnp.abs(x), initial=0)
         scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
         scaled = x / scale
         norms.append((jnp.sqrt(jnp.sum(scaled * scaled)) * scale).astype(jnp.float32))
-        counts.append(jnp.sum(~jnp.isfinite(x), dtype=jnp.int32))
+        counts.append(_count_nonfinite(original))
     return jnp.stack(norms), jnp.stack(counts)
+
+
+def _count_nonfinite(x: jax.Array) -> Any:
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.int32(0)
+    # Complex numbers by their parts: the modulus of two large finite parts may overflow. Narrow floats as float32.
+    x = x if jnp.issubdtype(x.dtype, jnp.complexfloating) or x.dtype == jnp.float64 else x.astype(jnp.float32)
+    return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
 
 
 def _zeros(n: int) -> jax.Array:

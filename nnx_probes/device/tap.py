@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import jax
 from flax import nnx
@@ -95,7 +95,7 @@ def watch(
     return result
 
 
-def is_watched(optimizer: Any) -> bool:
+def is_watched(optimizer: Any) -> TypeGuard[Tap]:
     """Whether `optimizer` came from `watch`."""
     return isinstance(optimizer, Tap)
 

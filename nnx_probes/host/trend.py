@@ -21,9 +21,9 @@ def falls(losses: Sequence[float]) -> bool:
     """Whether the losses clearly go down.
 
     Two finite values: the second at most half the first. Up to 7: each lower than the one before, and 5 % lower at the
-    end than at the start. From 8 on: the Mann-Kendall trend test at 1 % (H. B. Mann, 1945; normal approximation without ties) and a median of the last
-    quarter 5 % below that of the first. Absolute differences are taken against the spread when losses can be
-    negative.
+    end than at the start. From 8 on: the Mann-Kendall trend test at 1 % (H. B. Mann, 1945; normal approximation
+    without ties) and a median of the last quarter 5 % below that of the first. Absolute differences are taken against
+    the spread when losses can be negative.
     """
     x = np.asarray([v for v in losses if np.isfinite(v)], np.float64)
     n = len(x)

@@ -57,7 +57,7 @@ def test_a_learning_rate_of_zero_moves_nothing_at_any_time(tx):
 
 
 def test_a_schedule_that_ran_out_moved_earlier_and_never_will_again():
-    update, _, later, earlier = asked(optax.sgd(optax.linear_schedule(1.0, 0.0, 8)), steps=8)
+    update, _, later, earlier = asked(optax.sgd(optax.linear_schedule(1.0, 0.0, 8)), steps=9)
     assert update == dict.fromkeys(NET, 0.0) and later == 0.0 and earlier == 1.0
 
 

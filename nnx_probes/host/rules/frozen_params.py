@@ -21,10 +21,10 @@ _CONVERGED = 1e-6
 class FrozenParams(Rule):
     """Trained parameters bit-equal over several effective updates (fingerprints, never ``allclose``).
 
-    The whole group: ERROR after `whole` updates (WARN where the loss falls, or may fall, all the
-    same: then the object looked at is not the one that trains). A single leaf: WARN after `leaf` updates, `moved_leaf` if it ever moved. INFO when
-    the loss has converged or the transformation leaves the leaf out by design. Quiet while a schedule rests at 0 and
-    will move again, and about leaves that hold NaN: their bytes stop changing as a consequence.
+    The whole group: ERROR after `whole` updates (WARN where the loss falls, or may fall, all the same: then the object
+    looked at is not the one that trains). A single leaf: WARN after `leaf` updates, `moved_leaf` if it ever moved. INFO
+    when the loss has converged or the transformation leaves the leaf out by design. Quiet while a schedule rests at 0
+    and will move again, and about leaves that hold NaN: their bytes stop changing as a consequence.
 
     Delay: `whole` updates after the fault, rounded up to the next probe. An optimizer that has not stepped at all is
     judged by the steps of the loop; a loop that accumulates gradients by hand over more than `whole` steps before its

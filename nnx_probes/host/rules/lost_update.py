@@ -20,8 +20,8 @@ class LostUpdate(Rule):
     """The state after a step is not what that step computed.
 
     Three signs: with ``watch``, ``Optimizer.update`` was traced and yet ``optimizer.step`` never moved (ERROR; WARN
-    where the loss falls or may fall, for then the loop keeps its state elsewhere); the parameters keep coming back to a state they
-    had left (`returns` times, WARN); the arrays of the object that is looked at were donated or freed (WARN).
+    where the loss falls or may fall, for then the loop keeps its state elsewhere); the parameters keep coming back to a
+    state they had left (`returns` times, WARN); the arrays of the object that is looked at were donated or freed (WARN).
 
     Delay: two probes for the first, `returns` returns for the second, none for the third.
 
