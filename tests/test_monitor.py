@@ -28,12 +28,20 @@ class Plain(nnx.Module):
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (dict(every=0), ArgumentError, "Monitor(every=0): expected at least 1, the number of steps from probe to probe."),
+        (
+            dict(every=0),
+            ArgumentError,
+            "Monitor(every=0): expected at least 1, the number of steps from probe to probe.",
+        ),
         (dict(every=2.5), ArgumentTypeError, "Monitor(every=2.5): expected a whole number of steps, got float."),
         (dict(every=True), ArgumentTypeError, "Monitor(every=True): expected a whole number of steps, got bool."),
         (dict(every="often"), ArgumentTypeError, "Monitor(every='often'): expected a whole number of steps or 'auto'."),
         (dict(budget=0), ArgumentError, "Monitor(budget=0): expected a share of loop time, above 0 and at most 1."),
-        (dict(budget=float("nan")), ArgumentError, "Monitor(budget=nan): expected a share of loop time, above 0 and at most 1."),
+        (
+            dict(budget=float("nan")),
+            ArgumentError,
+            "Monitor(budget=nan): expected a share of loop time, above 0 and at most 1.",
+        ),
         (dict(total_steps=0), ArgumentError, "Monitor(total_steps=0): expected at least 1 step."),
         (
             dict(stop_on="error"),
@@ -77,7 +85,9 @@ def test_a_model_without_parameters_is_refused():
 
 def test_an_optimizer_of_another_model_is_refused(training):
     other = nnx.Optimizer(nnx.Linear(7, 5, rngs=nnx.Rngs(0)), optax.adam(1e-3), wrt=nnx.Param)
-    text = "the optimizer keeps state for another model: its 'opt_state.0.mu.bias' has shape (5,), and no leaf of the Net"
+    text = (
+        "the optimizer keeps state for another model: its 'opt_state.0.mu.bias' has shape (5,), and no leaf of the Net"
+    )
     with pytest.raises(ArgumentError, match=re.escape(text)):
         probes.Monitor(None, model=training.model, optimizer=other)
 
@@ -362,8 +372,12 @@ def test_fit_runs_the_loop_and_stops_when_told():
     from conftest import Run
 
     run = Run()
-    monitor = probes.Monitor(None, model=run.model, optimizer=run.optimizer, every=1, stop_on=probes.Level.ERROR, sync=True)
-    bad = (run.batch() if i < 5 else (np.full((8, 3), np.nan, np.float32), np.zeros((8, 2), np.float32)) for i in range(99))
+    monitor = probes.Monitor(
+        None, model=run.model, optimizer=run.optimizer, every=1, stop_on=probes.Level.ERROR, sync=True
+    )
+    bad = (
+        run.batch() if i < 5 else (np.full((8, 3), np.nan, np.float32), np.zeros((8, 2), np.float32)) for i in range(99)
+    )
     done = probes.fit(lambda m, o, b: run.step(b), run.model, run.optimizer, bad, steps=50, callbacks=[monitor])
     assert done == 6 and monitor.alerts[0].causes[0].slug == "nonfinite_batch"
 

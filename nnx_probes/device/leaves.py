@@ -175,7 +175,7 @@ def _flatten(source: Any, cyclic: bool) -> tuple[list[Any], Any]:
     if not cyclic:
         found, structure = jax.tree.flatten(source, is_leaf=_is_variable)
         return found, structure
-    nodes = [node for _, node in nnx.iter_graph(source) if _is_variable(node) or isinstance(node, (jax.Array, np.ndarray))]
+    nodes = [node for _, node in _walk_graph(source)]
     return nodes, tuple(id(node) for node in nodes if _is_variable(node))
 
 
@@ -183,7 +183,13 @@ def _paths(source: Any, cyclic: bool) -> list[tuple[Any, ...]]:
     if not cyclic:
         found, _ = jax.tree_util.tree_flatten_with_path(source, is_leaf=_is_variable)
         return [tuple(_part(key) for key in keys) for keys, _ in found]
-    return [tuple(path) for path, node in nnx.iter_graph(source) if _is_variable(node) or isinstance(node, (jax.Array, np.ndarray))]
+    return [path for path, _ in _walk_graph(source)]
+
+
+def _walk_graph(source: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    for path, node in nnx.iter_graph(source):
+        if _is_variable(node) or isinstance(node, (jax.Array, np.ndarray)):
+            yield tuple(path), node
 
 
 def _has_cycle(source: Any) -> bool:

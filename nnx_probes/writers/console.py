@@ -12,6 +12,7 @@ from nnx_probes.host.record import Record
 from nnx_probes.writers import tags
 
 if TYPE_CHECKING:
+    from rich.panel import Panel
     from rich.text import Text
 
 __all__ = ["ConsoleWriter"]
@@ -89,7 +90,6 @@ class ConsoleWriter:
         if alert.level < self._level:
             return
         from rich.console import Console
-        from rich.panel import Panel
 
         output = self._output()
         console = Console(file=output)
@@ -98,16 +98,8 @@ class ConsoleWriter:
         else:
             width = MAX_WIDTH
             console = Console(file=output, width=width)
-        style = _STYLES[alert.level]
-        panel = Panel(
-            _body(alert),
-            title=_text(f"{alert.level.name} {alert.rule} at step {alert.step}", style),
-            title_align="left",
-            border_style=style,
-            width=width,
-        )
         with console.capture() as capture:
-            console.print(panel)
+            console.print(alert_panel(alert, width))
         self._print(capture.get())
 
     def write_mark(self, step: int, name: str) -> None:
@@ -130,6 +122,15 @@ class ConsoleWriter:
         encoding = getattr(output, "encoding", None) or "utf-8"
         output.write(text.encode(encoding, "backslashreplace").decode(encoding))
         self.flush()
+
+
+def alert_panel(alert: Alert, width: int = MAX_WIDTH) -> Panel:
+    """Returns the panel that shows `alert`, `width` columns wide."""
+    from rich.panel import Panel
+
+    style = _STYLES[alert.level]
+    title = _text(f"{alert.level.name} {alert.rule} at step {alert.step}", style)
+    return Panel(_body(alert), title=title, title_align="left", border_style=style, width=width)
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -122,7 +122,9 @@ def corruptions(kind, rng, each, n=12):
     raw, _ = fresh()
     i, j = np.argsort(rng.random((each, n)), axis=1)[:, :2].T
     raw[rows[::2], j[::2]] = raw[rows[::2], i[::2]]  # near ones: half of the pairs differ in one bit only
-    raw.reshape(each, n, -1)[rows[::2], j[::2], 0] ^= top << rng.integers(0, kind.bits, len(rows[::2])).astype(kind.pattern)
+    raw.reshape(each, n, -1)[rows[::2], j[::2], 0] ^= top << rng.integers(0, kind.bits, len(rows[::2])).astype(
+        kind.pattern
+    )
     after = raw.copy()
     after[rows, i], after[rows, j] = raw[rows, j], raw[rows, i]
     add("two elements swapped", raw, after)

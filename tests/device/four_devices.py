@@ -84,11 +84,15 @@ def probe_under_guard(tree, launches=None):
     probe = Probe(tree, fingerprints="mix64")
     with jax.transfer_guard("disallow"):
         sample = probe.enqueue().fetch()
-    return dict(zip((leaf.path for leaf in sample.leaves), [[float(n), f] for n, f in zip(sample.norm, sample.fingerprints)]))
+    return dict(
+        zip((leaf.path for leaf in sample.leaves), [[float(n), f] for n, f in zip(sample.norm, sample.fingerprints)])
+    )
 
 
 def two_devices():
-    return probe_under_guard({"a": jax.device_put(jnp.arange(3.0), DEVICES[0]), "b": jax.device_put(jnp.arange(3.0), DEVICES[1])})
+    return probe_under_guard(
+        {"a": jax.device_put(jnp.arange(3.0), DEVICES[0]), "b": jax.device_put(jnp.arange(3.0), DEVICES[1])}
+    )
 
 
 def free_and_bound():
@@ -100,7 +104,9 @@ def free_and_sharded():
 
 
 def one_and_sharded():
-    return probe_under_guard({"a": jax.device_put(jnp.arange(4.0), DEVICES[2]), "b": put(jnp.arange(4.0), PartitionSpec("x"))})
+    return probe_under_guard(
+        {"a": jax.device_put(jnp.arange(4.0), DEVICES[2]), "b": put(jnp.arange(4.0), PartitionSpec("x"))}
+    )
 
 
 def two_meshes():

@@ -59,7 +59,17 @@ def paths(source):
     return [leaf.path for leaf in read(source)[0].leaves]
 
 
-NET = ["a.bias", "a.kernel", "b.kernel", "drop.rngs.count", "drop.rngs.key", "norm.bias", "norm.mean", "norm.scale", "norm.var"]
+NET = [
+    "a.bias",
+    "a.kernel",
+    "b.kernel",
+    "drop.rngs.count",
+    "drop.rngs.key",
+    "norm.bias",
+    "norm.mean",
+    "norm.scale",
+    "norm.var",
+]
 
 # --- what a source can be -----------------------------------------------------------------------------------
 
@@ -106,7 +116,11 @@ def test_a_nested_pytree_of_host_and_device_arrays_and_numbers():
         right: object
 
     Point = collections.namedtuple("Point", "x y")
-    source = {"list": [jnp.ones(2), (np.ones(3), 1.5)], "pair": Pair(Point(1, True), {"deep": jnp.zeros(())}), "none": None}
+    source = {
+        "list": [jnp.ones(2), (np.ones(3), 1.5)],
+        "pair": Pair(Point(1, True), {"deep": jnp.zeros(())}),
+        "none": None,
+    }
     assert paths(source) == ["list.0", "list.1.0", "list.1.1", "pair.left.x", "pair.left.y", "pair.right.deep"]
     tree, _ = read(source)
     assert {leaf.kind for leaf in tree.leaves} == {"array"} and {leaf.variable for leaf in tree.leaves} == {None}
@@ -121,7 +135,9 @@ def test_text_and_other_objects_beside_arrays_are_passed_over():
     assert paths({"name": "x", "fn": print, "array": np.ones(1), "nothing": None, "object": object()}) == ["array"]
 
 
-@pytest.mark.parametrize("text", [np.array(["a", "b"]), np.array([None, 1], object), np.array(["2020"], "datetime64[D]")])
+@pytest.mark.parametrize(
+    "text", [np.array(["a", "b"]), np.array([None, 1], object), np.array(["2020"], "datetime64[D]")]
+)
 def test_host_arrays_that_are_no_numbers_are_passed_over(text):
     source = {"text": text, "x": np.ones(2, np.float32)}
     assert paths(source) == ["x"]

@@ -141,7 +141,12 @@ def test_host_arrays_and_numbers_have_the_value_of_the_same_bits_on_the_device(m
 @pytest.mark.parametrize("method", ["mix64", "xxh3"])
 def test_host_numbers_of_64_bits_keep_all_their_bits(method):
     near = np.nextafter(0.1, 1)
-    pairs = [(np.array([0.1]), np.array([near])), (0.1, float(near)), (np.int64(1), np.int64(1 + 2**32)), (2**40, 2**40 + 1)]
+    pairs = [
+        (np.array([0.1]), np.array([near])),
+        (0.1, float(near)),
+        (np.int64(1), np.int64(1 + 2**32)),
+        (2**40, 2**40 + 1),
+    ]
     for one, two in pairs:
         assert fingerprint(one, method=method) != fingerprint(two, method=method)
     with jax.enable_x64(True):

@@ -24,7 +24,13 @@ METHODS = pytest.mark.parametrize("fingerprints", ["mix64", "xxh3", None])
 
 
 def arrays():
-    return {"w": jnp.arange(12.0).reshape(3, 4), "h": jnp.full(5, 300, jnp.float16), "n": jnp.int32(3), "np": np.ones(3), "py": 2.5}
+    return {
+        "w": jnp.arange(12.0).reshape(3, 4),
+        "h": jnp.full(5, 300, jnp.float16),
+        "n": jnp.int32(3),
+        "np": np.ones(3),
+        "py": 2.5,
+    }
 
 
 def rows(sample):
@@ -103,7 +109,14 @@ def test_a_monitor_keeps_no_module_of_a_rebinding_loop_alive(callback):
 
 @METHODS
 def test_a_probe_works_under_a_transfer_guard(fingerprints):
-    tree = {**arrays(), "bool": True, "int": 7, "half": np.float16(1), "key": jax.random.key(0), "empty": jnp.zeros((0,))}
+    tree = {
+        **arrays(),
+        "bool": True,
+        "int": 7,
+        "half": np.float16(1),
+        "key": jax.random.key(0),
+        "empty": jnp.zeros((0,)),
+    }
     jax.block_until_ready([x for x in tree.values() if isinstance(x, jax.Array)])
     expected = rows(Probe(dict(tree), fingerprints=fingerprints).enqueue().fetch())
     probe = Probe(tree, fingerprints=fingerprints)

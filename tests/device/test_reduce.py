@@ -78,7 +78,16 @@ def special(dtype):
         return [0, 1, int(info.min), int(info.max), int(info.max) // 2]
     real = np.float32 if name == "complex64" else dtype
     info = ml_dtypes.finfo(real)
-    some = [0.0, -0.0, 1.0, -1.5, float(info.max), float(info.min), float(info.smallest_normal), float(info.smallest_subnormal)]
+    some = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.5,
+        float(info.max),
+        float(info.min),
+        float(info.smallest_normal),
+        float(info.smallest_subnormal),
+    ]
     some += {"float16": [300.0, 257.0, 1e-4], "float64": [1e200, 1e-200, 1e38]}.get(name, [])
     if name in ("float32", "bfloat16", "complex64", "float64"):
         some += [1e30, -3e30, 1e-30, 2e-23, 1e19]

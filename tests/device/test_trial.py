@@ -25,8 +25,16 @@ def ask(optimizer, model):
     if found is None:
         return None
     paths = [leaf.path for leaf in tree.leaves]
-    by_path = {name: dict(zip(paths, found[name].tolist(), strict=True)) for name in ("params.trial_update", "params.trial_absorbed")}
-    return by_path["params.trial_update"], by_path["params.trial_absorbed"], found["trial.later"], found["trial.earlier"]
+    by_path = {
+        name: dict(zip(paths, found[name].tolist(), strict=True))
+        for name in ("params.trial_update", "params.trial_absorbed")
+    }
+    return (
+        by_path["params.trial_update"],
+        by_path["params.trial_absorbed"],
+        found["trial.later"],
+        found["trial.earlier"],
+    )
 
 
 def asked(tx, model=None, steps=0, wrt=nnx.Param):
@@ -148,7 +156,9 @@ def test_a_leaf_without_elements_is_zero():
 def test_the_share_that_rounding_absorbs_is_exact(dtype, rate):
     class Half(nnx.Module):
         def __init__(self):
-            values = np.random.default_rng(0).normal(size=(64, 32)) * 10.0 ** np.random.default_rng(1).integers(-3, 3, (64, 32))
+            values = np.random.default_rng(0).normal(size=(64, 32)) * 10.0 ** np.random.default_rng(1).integers(
+                -3, 3, (64, 32)
+            )
             self.w = nnx.Param(jnp.asarray(values, dtype))
 
     model = Half()
@@ -214,7 +224,10 @@ def needs_value():
 
 def test_an_optimizer_that_needs_more_arguments_spoils_no_run(caplog):
     run = Run(tx=needs_value())
-    with probes.Monitor(None, model=run.model, optimizer=run.optimizer, every=1) as monitor, caplog.at_level(logging.WARNING):
+    with (
+        probes.Monitor(None, model=run.model, optimizer=run.optimizer, every=1) as monitor,
+        caplog.at_level(logging.WARNING),
+    ):
         for step in range(8):
             monitor(step, loss=1.0)  # nothing moves, so it is asked
     assert [a.rule for a in monitor.alerts] == ["frozen_params"]
@@ -226,7 +239,11 @@ def test_an_optimizer_that_needs_more_arguments_spoils_no_run(caplog):
 
 @pytest.mark.parametrize(
     "tx",
-    [optax.adamw(1e-2), optax.sgd(optax.linear_schedule(1.0, 0.0, 4)), optax.inject_hyperparams(optax.adam)(learning_rate=1e-2)],
+    [
+        optax.adamw(1e-2),
+        optax.sgd(optax.linear_schedule(1.0, 0.0, 4)),
+        optax.inject_hyperparams(optax.adam)(learning_rate=1e-2),
+    ],
     ids=["adamw", "schedule", "injected"],
 )
 def test_the_callers_objects_stay_bit_identical(tx):

@@ -532,11 +532,11 @@ def accumulate_inside(k):
 FORMS_OF_ACCUMULATION = pytest.mark.parametrize("form", [accumulate_outside, accumulate_inside])
 
 
-@FORMS_OF_ACCUMULATION
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
-def test_a_watched_update_on_every_fourth_call_is_quiet(form, every):
+def test_a_watched_update_in_a_branch_on_every_fourth_call_is_quiet(every):
+    # Outside the compiled step the first three calls look like a loop that forgot the update: see the next test.
     model, optimizer = build()
-    step = form(4)
+    step = accumulate_inside(4)
     alerts = observe(lambda i, o: step(i, model, o), model, optimizer, steps=26, every=every, watch=True)
     assert int(optimizer.step[...]) == 6
     assert alerts == ()

@@ -74,13 +74,18 @@ def run(compile_step, steps, every):
             batch = spread(rng.normal(size=(8, 4)).astype(np.float32), ("x", "y"))
             monitor(step, loss=step_of(model, optimizer, batch), batch=batch)
     after = probes.fingerprint(model, method="mix64")
-    gathered = {path: jax.jit(lambda x: x, out_shardings=NamedSharding(MESH, PartitionSpec()))(value) for path, value in
-                [("a.kernel", model.a.kernel[...]), ("b.kernel", model.b.kernel[...])]}
+    gathered = {
+        path: jax.jit(lambda x: x, out_shardings=NamedSharding(MESH, PartitionSpec()))(value)
+        for path, value in [("a.kernel", model.a.kernel[...]), ("b.kernel", model.b.kernel[...])]
+    }
     whole = {path: np.asarray(x.addressable_data(0)) for path, x in gathered.items()}
     return {
         "before": before,
         "after": after,
-        "whole": probes.fingerprint({"a": {"kernel": jnp.asarray(whole["a.kernel"])}, "b": {"kernel": jnp.asarray(whole["b.kernel"])}}, method="mix64"),
+        "whole": probes.fingerprint(
+            {"a": {"kernel": jnp.asarray(whole["a.kernel"])}, "b": {"kernel": jnp.asarray(whole["b.kernel"])}},
+            method="mix64",
+        ),
         "finite": bool(all(np.isfinite(x).all() for x in whole.values())),
         "alerts": [[a.rule, a.level.name, a.step, [c.slug for c in a.causes]] for a in monitor.alerts],
         "failures": monitor.failures,
