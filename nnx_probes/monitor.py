@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import operator
 import time
 import weakref
@@ -39,6 +40,9 @@ from nnx_probes.writers import Fanout
 
 __all__ = ["DEFAULT", "Monitor"]
 
+_SEVERAL = 100
+_log = logging.getLogger("nnx_probes")
+
 DEFAULT: Any = "default"
 """Stands for the built-in callbacks or rules."""
 
@@ -59,7 +63,8 @@ class Monitor(Callback):
       model: the live Module, a State, any pytree of arrays, or a function without arguments that returns one (for loops
         that carry their state).
       optimizer: the live ``nnx.Optimizer`` (watched or not), an optax state, or a getter.
-      every: probe whenever a multiple of this many steps is reached; ``"auto"`` keeps the cost under `budget`.
+      every: probe whenever a multiple of this many steps is reached; ``"auto"`` keeps the cost under `budget` (with
+        several processes, which have to probe together, it means 100).
       budget: with ``every="auto"``, the share of loop time that probing may take.
       callbacks: what to measure; the built-in set by default.
       rules: what to judge; the built-in set by default, those that the callbacks can serve.
@@ -99,7 +104,7 @@ class Monitor(Callback):
         check_optimizer(optimizer, resolve(model))
         self._model, self._optimizer = model, optimizer
         self._judge = Judge(wanted, facts_of(resolve(model), resolve(optimizer), total_steps))
-        self._own = Pace.auto(budget) if every == "auto" else Pace(every)
+        self._own = _pace(every, budget)
         self._plugged = Plugged(chosen, self._own)
         self._writing = jax.process_index() == 0
         self._out = Fanout.open(destination if self._writing else None)
@@ -280,6 +285,13 @@ class Monitor(Callback):
             atexit.unregister(self._at_exit)
             self._out.close()
 
+    def __del__(self) -> None:  # a monitor that nobody kept and nobody closed
+        if not getattr(self, "_closed", True):
+            try:  # noqa: SIM105 - late at the interpreter's exit contextlib may be gone
+                self.close()
+            except Exception:
+                pass
+
     def __enter__(self) -> Monitor:
         return self
 
@@ -327,6 +339,16 @@ class Monitor(Callback):
         """Host time spent in the library over the time since the first call, 0 before."""
         elapsed = time.perf_counter() - self._began_s if self._began_s else 0.0
         return self._spent_s / elapsed if elapsed > 0 else 0.0
+
+
+def _pace(every: int | Literal["auto"], budget: float) -> Pace:
+    if every != "auto":
+        return Pace(every)
+    if jax.process_count() == 1:
+        return Pace.auto(budget)
+    # Each process would find an interval of its own, and a probe that not all of them join never ends.
+    _log.warning("every='auto' with %d processes: probing every %d steps", jax.process_count(), _SEVERAL)
+    return Pace(_SEVERAL)
 
 
 def _close_if_alive(reference: weakref.ref[Monitor]) -> None:

@@ -38,7 +38,7 @@ class Background:
         self._waiting: deque[tuple[Callable[[], None], Ticket]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._stopping = self._stalled = False
+        self._stopping = self._stalled = self._lagging = False
         self.dropped = 0
 
     def submit(self, task: Callable[[], None], *, droppable: bool = False) -> Ticket | None:
@@ -61,6 +61,13 @@ class Background:
             else:
                 self._changed.notify()
         return ticket
+
+    def wait_briefly(self, ticket: Ticket, timeout_s: float) -> bool:
+        """Returns whether the task has run within `timeout_s`; after a timeout it no longer waits until a task finishes."""
+        if threading.current_thread() is self._thread or self._stalled or self._lagging:
+            return ticket.is_set()
+        self._lagging = not ticket.wait(timeout_s)
+        return not self._lagging
 
     def wait(self, ticket: Ticket, timeout_s: float, *, insist: bool = False) -> bool:
         """Returns whether the task has run within `timeout_s`; `insist`: wait after a timeout too."""
@@ -97,7 +104,7 @@ class Background:
                 task, ticket = self._waiting.popleft()
             task()
             del task  # it holds the writers; do not keep them while idle
-            self._stalled = False
+            self._stalled = self._lagging = False
             ticket.set()
 
 

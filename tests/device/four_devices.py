@@ -28,7 +28,10 @@ SHARDINGS = {
 }
 
 
-def put(x, spec=PartitionSpec(), mesh=MESH):
+WHOLE = PartitionSpec()
+
+
+def put(x, spec=WHOLE, mesh=MESH):
     return jax.device_put(x, NamedSharding(mesh, spec))
 
 
@@ -80,13 +83,12 @@ def statistics():
     return {name: [s.nonfinite.tolist(), sorted(set(s.fingerprints))] for name, s in samples.items()}
 
 
-def probe_under_guard(tree, launches=None):
+def probe_under_guard(tree):
     probe = Probe(tree, fingerprints="mix64")
     with jax.transfer_guard("disallow"):
         sample = probe.enqueue().fetch()
-    return dict(
-        zip((leaf.path for leaf in sample.leaves), [[float(n), f] for n, f in zip(sample.norm, sample.fingerprints)])
-    )
+    rows = zip(sample.leaves, sample.norm, sample.fingerprints, strict=True)
+    return {leaf.path: [float(norm), text] for leaf, norm, text in rows}
 
 
 def two_devices():

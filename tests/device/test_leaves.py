@@ -401,3 +401,33 @@ def test_a_probe_of_live_arrays_inside_a_compiled_function_is_reported_as_traced
         step(jnp.ones(2))
     assert set(samples[0].unreadable.values()) == {"traced"}
     assert probe.enqueue().fetch().unreadable == {}
+
+
+def test_a_variable_whose_pytree_grows_or_shrinks_is_noticed():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.cache = nnx.Cache({"a": jnp.ones(2), "b": jnp.ones(3)})
+            self.w = nnx.Param(jnp.ones(1))
+
+    model = Model()
+    tree, _ = read(model)
+    for held in (["a"], ["a", "b", "c"], ["b", "c"], ["b", "d"]):
+        model.cache.set_value({name: jnp.ones(2) for name in held})
+        assert len(tree.read()) == len(held) + 1
+        assert [leaf.path for leaf in tree.leaves] == [*(f"cache.{name}" for name in held), "w"]
+
+
+def test_a_raw_array_that_joins_a_module_with_a_cycle_moves_no_other_leafs_name():
+    class Node(nnx.Module):
+        def __init__(self, rngs):
+            self.b = nnx.Linear(2, 2, use_bias=False, rngs=rngs)
+            self.c = nnx.data(jnp.ones((2, 2)))
+            self.b.parent = self
+
+    node = Node(nnx.Rngs(0))
+    tree, _ = read(node)
+    node.a = nnx.data(jnp.zeros((2, 2)))  # walked before the others
+    found = tree.read()
+    values = dict(zip((leaf.path for leaf in tree.leaves), found, strict=True))
+    assert sorted(values) == ["a", "b.kernel", "c"]
+    assert values["a"] is node.a and values["b.kernel"] is node.b.kernel.get_value() and values["c"] is node.c

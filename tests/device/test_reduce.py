@@ -170,6 +170,25 @@ def _wide(data, name, shape):
     return kind.host(kind.random(np.random.default_rng(data.draw(st.integers(0, 2**32 - 1))), *shape))
 
 
+@pytest.mark.parametrize("where", ["device", "host"])
+@pytest.mark.parametrize("name", [*FLOATS, *EXACT])
+def test_every_special_value_is_measured_alone_and_beside_every_other(name, where):
+    dtype, palette = KNOWN[name].dtype, special(KNOWN[name].dtype)
+    rng = np.random.default_rng(0)
+    singles = [_cast([v], dtype, (1,), rng) for v in palette]
+    if name == "complex64":
+        singles = [np.array([complex(re, im)], np.complex64) for re in palette for im in palette]
+    mixed = [np.concatenate([a, b]) for a in singles[::3] for b in singles[::5]]
+    with mode(name):
+        for x in singles + mixed:
+            leaf = jnp.asarray(x) if where == "device" else x
+            if where == "device":
+                found = program().unpack(program().enqueue([leaf]), [leaf])
+            else:
+                found = Probe(leaf, fingerprints=None).enqueue().fetch()
+            check(x, found.norm[0], found.max_abs[0], found.nonfinite[0], found.value[0])
+
+
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int32"])
 def test_one_program_serves_leaves_of_every_kind_and_a_bad_one_spoils_no_other(name):
     rng = np.random.default_rng(0)
