@@ -90,7 +90,7 @@ class Tree:
             self._getter = source
         self._source = source
         self._structure: Any = None
-        self._left_out: tuple[int, ...] = ()
+        self._no_arrays: tuple[tuple[int, Any], ...] = ()
         self._pick: tuple[tuple[int, int | None], ...] = ()
         self._first: dict[str, int] = {}
         self._now: list[int] = []
@@ -117,7 +117,11 @@ class Tree:
         source = self.source
         cyclic = _has_cycle(source)
         found, structure = _flatten(source, cyclic)
-        if self._structure is None or structure != self._structure or any(is_array(found[i]) for i in self._left_out):
+        if (
+            self._structure is None
+            or structure != self._structure
+            or any(_inside(found[at]) != inner for at, inner in self._no_arrays)
+        ):
             self._name(source, found, structure, cyclic)
         values = self._values(found)
         if not all(map(_fits, values, self.leaves)):  # same structure, but a leaf has grown or changed its type
@@ -156,7 +160,7 @@ class Tree:
                 "step changes."
             )
         self._pick, self._structure, self._now = tuple(pick), structure, []
-        self._left_out = tuple(i for i, x in enumerate(found) if not _is_variable(x) and not is_array(x))
+        self._no_arrays = tuple((at, _inside(x)) for at, x in enumerate(found) if not is_array(_value(x)))
         if tuple(leaves) != self.leaves or not self.version:  # eval() changes the structure and no name
             self.leaves = tuple(leaves)
             self.version += 1
@@ -175,8 +179,8 @@ def _flatten(source: Any, cyclic: bool) -> tuple[list[Any], Any]:
     if not cyclic:
         found, structure = jax.tree.flatten(source, is_leaf=_is_variable)
         return found, structure
-    nodes = [node for _, node in _walk_graph(source)]
-    return nodes, tuple(id(node) for node in nodes if _is_variable(node))
+    walked = list(_walk_graph(source))
+    return [node for _, node in walked], tuple((path, id(node) if _is_variable(node) else 0) for path, node in walked)
 
 
 def _paths(source: Any, cyclic: bool) -> list[tuple[Any, ...]]:
@@ -235,6 +239,12 @@ def _arrays(item: Any) -> Iterator[tuple[int | None, tuple[Any, ...], Any]]:
         for inner, (keys, leaf) in enumerate(found):
             if is_array(leaf):
                 yield inner, tuple(_part(key) for key in keys), leaf
+
+
+def _inside(item: Any) -> Any:
+    """What must stay the same about an item that is no array: the structure of the pytree a Variable holds."""
+    value = _value(item)
+    return is_array(value), jax.tree.structure(value)
 
 
 def _unused(path: str, used: set[str]) -> str:

@@ -169,13 +169,14 @@ def _measure_host(x: Any) -> Measurement:
     """The same statistics of an array that lies on the host; no transfer, so guards stay content."""
     array = np.asarray(x)
     wide = np.float64 if array.dtype.itemsize > 4 else np.float32
-    plain = (np.abs(array) if array.dtype.kind == "c" else array).reshape(-1).astype(wide, copy=False)
+    plain = (_modulus(array) if array.dtype.kind == "c" else array).reshape(-1).astype(wide, copy=False)
     single = array.size == 1 and array.dtype.kind != "c"
     with np.errstate(all="ignore"):
         square = float(np.dot(plain, plain))
         if not np.isfinite(square) or square < 1e-30:  # overflow, underflow, or an element that is not finite
             square = float(np.sum(np.square(plain, dtype=np.float64)))
-        bad = 0 if np.isfinite(square) else int(plain.size - np.isfinite(plain).sum())
+        parts = array if array.dtype.kind == "c" else plain  # a modulus may overflow where no part does
+        bad = 0 if np.isfinite(square) else int(plain.size - np.isfinite(parts).sum())
         return Measurement(
             norm=np.array([np.sqrt(square)], np.float32),
             max_abs=np.array([max(np.max(plain, initial=0), -np.min(plain, initial=0))], np.float32),
@@ -183,6 +184,12 @@ def _measure_host(x: Any) -> Measurement:
             lanes=None,
             value=np.array([float(array.reshape(())) if single else np.nan]),
         )
+
+
+def _modulus(x: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        size: np.ndarray = np.where(np.isnan(x), np.nan, np.abs(x.astype(np.complex128)))
+    return size
 
 
 def _by_devices(arrays: Sequence[Any], rows: Sequence[int]) -> list[list[int]]:

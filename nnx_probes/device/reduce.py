@@ -130,7 +130,7 @@ def _plain(x: jax.Array) -> Any:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        x = jnp.abs(x)
+        x = jnp.where(jnp.isnan(x), jnp.nan, jnp.abs(x))  # |nan + inf j| is inf, or NaN, depending on jax's version
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
