@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import nnx
@@ -15,6 +16,7 @@ from nnx_probes.device.tap import is_watched
 from nnx_probes.errors import ArgumentError, ArgumentTypeError, closest
 from nnx_probes.host.alert import Level
 from nnx_probes.host.history import Facts
+from nnx_probes.host.pace import Pace
 from nnx_probes.host.rule import Rule
 
 __all__ = [
@@ -26,6 +28,11 @@ __all__ = [
     "resolve",
     "served",
 ]
+
+_log = logging.getLogger("nnx_probes")
+
+_SEVERAL = 100
+"""The interval that ``every="auto"`` means with several processes."""
 
 
 def check_numbers(every: Any, budget: Any, total_steps: Any, stop_on: Any) -> None:
@@ -154,3 +161,14 @@ def provided(callbacks: Sequence[Callback]) -> set[str]:
 
 def _is_provided(name: str, names: set[str]) -> bool:
     return name in names or f"{name.split('.', 1)[0]}.*" in names
+
+
+def pace_of(every: int | Literal["auto"], budget: float) -> Pace:
+    """Returns the pace that a monitor's `every` asks for."""
+    if every != "auto":
+        return Pace(every)
+    if jax.process_count() == 1:
+        return Pace.auto(budget)
+    # Each process would find an interval of its own, and a probe that not all of them join never ends.
+    _log.warning("every='auto' with %d processes: probing every %d steps", jax.process_count(), _SEVERAL)
+    return Pace(_SEVERAL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import operator
 import time
 import weakref
@@ -24,6 +23,7 @@ from nnx_probes.checks import (
     check_optimizer,
     check_plugins,
     facts_of,
+    pace_of,
     resolve,
     served,
 )
@@ -39,9 +39,6 @@ from nnx_probes.inflight import InFlight
 from nnx_probes.writers import Fanout
 
 __all__ = ["DEFAULT", "Monitor"]
-
-_SEVERAL = 100
-_log = logging.getLogger("nnx_probes")
 
 DEFAULT: Any = "default"
 """Stands for the built-in callbacks or rules."""
@@ -104,7 +101,7 @@ class Monitor(Callback):
         check_optimizer(optimizer, resolve(model))
         self._model, self._optimizer = model, optimizer
         self._judge = Judge(wanted, facts_of(resolve(model), resolve(optimizer), total_steps))
-        self._own = _pace(every, budget)
+        self._own = pace_of(every, budget)
         self._plugged = Plugged(chosen, self._own)
         self._writing = jax.process_index() == 0
         self._out = Fanout.open(destination if self._writing else None)
@@ -339,16 +336,6 @@ class Monitor(Callback):
         """Host time spent in the library over the time since the first call, 0 before."""
         elapsed = time.perf_counter() - self._began_s if self._began_s else 0.0
         return self._spent_s / elapsed if elapsed > 0 else 0.0
-
-
-def _pace(every: int | Literal["auto"], budget: float) -> Pace:
-    if every != "auto":
-        return Pace(every)
-    if jax.process_count() == 1:
-        return Pace.auto(budget)
-    # Each process would find an interval of its own, and a probe that not all of them join never ends.
-    _log.warning("every='auto' with %d processes: probing every %d steps", jax.process_count(), _SEVERAL)
-    return Pace(_SEVERAL)
 
 
 def _close_if_alive(reference: weakref.ref[Monitor]) -> None:
