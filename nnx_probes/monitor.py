@@ -32,7 +32,6 @@ from nnx_probes.header import header
 from nnx_probes.host import rules as builtin_rules
 from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.judge import Judge
-from nnx_probes.host.pace import Pace
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
 from nnx_probes.inflight import InFlight
