@@ -17,6 +17,8 @@ folder, way = sys.argv[1:]
 LAST = 7
 """The step after which it ends; it is probed at every step."""
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
+
 run = Run()
 frozen = jax.jit(lambda model, optimizer, batch: jnp.mean(model(batch[0])))
 

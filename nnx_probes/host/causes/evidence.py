@@ -93,7 +93,7 @@ def _optimizer(alert: Alert, record: Record, history: History) -> dict[str, Any]
         "optimizer_moved": moved,
         "moments_zero": moments_zero,
         "moments_zero_here": _moments_zero_here(alert, record),
-        "gradient_maybe_zero": moments_zero or not moved,
+        "gradient_maybe_zero": moments_zero or not moved or _moments_zero_here(alert, record),
         "moment_words": "its moments are exactly 0" if moments_zero else "nothing arrives",
         "selects_nothing": bool(record.get("optimizer.selects_nothing")),
         "wrt": record.get("optimizer.wrt", "?"),
