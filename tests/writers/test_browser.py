@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +77,31 @@ def test_the_text_page_shows_the_alert_and_the_table_and_runs_nothing_in_them(sh
     assert tab.run("return document.title") == "TensorBoard"
     answer = "await (await fetch('data/plugin/text/text?run=.&tag=run%2Fconfiguration')).text()"
     assert "three | layers" in tab.run(f"return JSON.parse({answer})[0].text.replaceAll('&#124;', '|')")
+
+
+def test_the_folder_of_a_faulty_demo_shows_its_scalars_and_its_alert(tmp_path):
+    folder = tmp_path / "demo"
+    command = [
+        sys.executable,
+        "-m",
+        "nnx_probes.cli",
+        "demo",
+        "--fault",
+        "jax-jit",
+        "--steps",
+        "21",
+        "--logdir",
+        str(folder),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "JAX_PLATFORMS": "cpu"}
+    )
+    assert done.returncode == 1, done.stderr
+    with browser.tensorboard(folder) as address, browser.page(CHROMIUM, tmp_path / "profile") as tab:
+        tab.show(address)
+        tab.until("(await (await fetch('data/plugin/text/tags')).text()).includes('alerts/all')")
+        tab.show(f"{address}?smoothing=0&tagFilter=loss#timeseries")
+        tab.until(f"{CARDS}.includes('loss') && {CARDS}.includes('Step')")
+        tab.show(f"{address}#text")
+        for expected in ("ERROR frozen_params at step 10 No parameter moves", "Use @nnx.jit instead of @jax.jit"):
+            tab.until(f"visible(document.body).replace(/\\s+/g, ' ').includes({json.dumps(expected)})")
