@@ -60,12 +60,14 @@ class Clock:
     Attributes:
       updates: effective updates seen so far.
       ever_stepped: whether any counter of the optimizer ever moved.
+      began_stepped: whether the first record showed an optimizer that had stepped: updates do reach it.
       counters_moved: whether one moved since the previous record, None without an optimizer.
     """
 
     total_steps: int | None = None
     updates: int = 0
     ever_stepped: bool = False
+    began_stepped: bool = False
     counters_moved: bool | None = None
     stood_still_steps: int = 0
     conditional: bool = False
@@ -82,6 +84,7 @@ class Clock:
             effective = 0 if self._known_optimizer else calls
         elif self._last is None:
             effective = 0
+            self.began_stepped = now.get("step", now.get("count", 0)) > 0
         else:
             effective = self._between(self._last, now, calls, record.step)
         if now is not None:
@@ -114,7 +117,8 @@ class Clock:
 
     def _standing_still(self, calls: int) -> int:
         self.stood_still_steps += calls
-        patience = max(_QUIET_LEAST, _QUIET_FACTOR * self._longest_gap) if self.ever_stepped else 0
+        known_to_step = self.ever_stepped or self.began_stepped
+        patience = max(_QUIET_LEAST, _QUIET_FACTOR * self._longest_gap) if known_to_step else 0
         if self.conditional:
             patience = max(patience, _CONDITIONAL)
         return calls if self.stood_still_steps > patience else 0

@@ -86,3 +86,9 @@ def test_a_record_without_the_optimizer_waits_for_the_next_that_has_it():
     advance(clock, 0, step=1)
     assert clock.advance(params(1, "xy")) == 0
     assert advance(clock, 2, step=3) == 2
+
+
+def test_an_optimizer_that_stepped_before_the_first_record_gets_time_too():
+    clock = Clock()  # a generator that is updated at every fifth step, the first time at step 0
+    got = [advance(clock, s, step=1 + s // 5) for s in range(20)]
+    assert sum(got) == 3 and not Clock().began_stepped

@@ -553,6 +553,20 @@ def test_updates_far_apart_are_quiet_when_the_rule_is_told_how_far(form, every, 
     assert observe(lambda i, o: step(i, model, o), model, optimizer, steps=34, every=every, rules=rules) == ()
 
 
+@pytest.mark.parametrize("watch", [False, True])
+def test_an_optimizer_that_takes_its_turn_every_fifth_step_is_quiet(watch):
+    """A generator beside its critic: updated at step 0, 5, 10 ..., the monitor called at every step."""
+    model, optimizer = build()
+    loss = []
+
+    def call(i, o):
+        if i % 5 == 0:
+            loss[:] = [jitted(model, o, BATCHES[i % 8])]
+        return loss[0]
+
+    assert observe(call, model, optimizer, steps=40, watch=watch) == ()
+
+
 # --- restored states ----------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,14 @@ class LostUpdate(Rule):
         traced, count = record.get("watch.traced", 0), record.get("optimizer.step")
         motion = history.params
         still = motion.trained.any() and (motion.still[motion.trained] >= 1).all()
-        if not traced or count is None or history.clock.ever_stepped or motion.probes < 2 or not still:
+        if (
+            not traced
+            or count is None
+            or history.clock.ever_stepped
+            or history.clock.began_stepped
+            or motion.probes < 2
+            or not still
+        ):
             return None
         steps, losses = history.series("loss")
         elsewhere = falls(losses.tolist()) or undecided(losses.tolist(), steps.tolist())
