@@ -33,16 +33,16 @@ class Cause:
       title: one line, in plain words.
       why: what was seen that speaks for it.
       fix: the change to make, on one line where possible.
-      check: the observation that would change the verdict.
       score: 0 to 1; causes of an alert are sorted by it, best first.
+      check: the observation that would change the verdict.
     """
 
     slug: str
     title: str
     why: str
     fix: str
-    check: str = ""
     score: float = 0.0
+    check: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def _object(
 
 def _alert(row: Mapping[str, Any]) -> Alert:
     causes = tuple(
-        Cause(c["slug"], c["title"], c["why"], c["fix"], c["check"], decode(c["score"])) for c in row["causes"]
+        Cause(c["slug"], c["title"], c["why"], c["fix"], decode(c["score"]), c["check"]) for c in row["causes"]
     )
     return Alert(
         step=row["step"],

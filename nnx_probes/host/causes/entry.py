@@ -46,7 +46,7 @@ class Explanation:
         if score <= 0:
             return None
         why = self.why.format_map(_Words(evidence))
-        return Cause(self.slug, self.title, why, self.fix, self.check, round(min(score, 1.0), 3))
+        return Cause(self.slug, self.title, why, self.fix, round(min(score, 1.0), 3), self.check)
 
 
 class _Words(dict[str, Any]):
