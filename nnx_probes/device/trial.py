@@ -61,10 +61,9 @@ def try_update(
         own = [int(np.max(np.asarray(jax.device_get(x)), initial=0)) for path, x in flat if _name(path) == "count"]
         count = max(own, default=0)
     count = max(int(count) - 1, 0)  # the count that the step's own update used
-    program = jax.jit(lambda p, s, c: _step(optimizer.tx, p, s, c))
 
     def ask(at: float) -> tuple[np.ndarray, np.ndarray]:
-        update, absorbed = program(pure, state, jax.device_put(np.int32(min(at, 2**31 - 1))))
+        update, absorbed = _program(optimizer.tx, pure, state, jax.device_put(np.int32(min(at, 2**31 - 1))))
         return np.asarray(jax.device_get(update)), np.asarray(jax.device_get(absorbed))
 
     update, absorbed = ask(count)
@@ -94,6 +93,9 @@ def _step(tx: Any, params: Any, state: Any, count: jax.Array) -> tuple[jax.Array
         lost = (u != 0) & (lax.optimization_barrier(q) == p)
         absorbed.append(jnp.mean(lost.astype(jnp.float32)) if p.size else jnp.float32(0))
     return jnp.stack(largest), jnp.stack(absorbed)
+
+
+_program = jax.jit(_step, static_argnums=0)  # compiled once for each transformation, however often it is asked
 
 
 def _name(path: Any) -> str:
