@@ -168,6 +168,33 @@ def test_growth_before_the_end_points_at_the_learning_rate():
     assert first_causes(alerts) == ["learning_rate_too_high"]
 
 
+def test_a_loss_that_fell_before_the_end_does_not_point_at_the_learning_rate():
+    losses = [1.8, 0.038, 0.047, 0.008, float("nan")]
+    alerts, _ = run([params(s, new(s) * 2, loss=losses[s], nonfinite=(4, 4) if s == 4 else None) for s in range(5)])
+    assert "learning_rate_too_high" not in [c.slug for c in alerts[0].causes]
+
+
+def test_a_nan_that_began_between_two_probes_offers_the_batches_nobody_saw():
+    more = {"batch.nonfinite": np.zeros(1, np.int32)}
+    table = leaves("batch", ("x",))
+    found = []
+    for s in range(3):
+        bad = s == 2
+        one = params(
+            s * 100, new(s) * 2, loss=float("nan") if bad else 1.0, nonfinite=(4, 4) if bad else None, steps=100
+        )
+        values = {**one.values, **more, "params.largest": 1.0}
+        found.append(type(one)(one.step, 0.0, values, {**one.leaves, "batch": table}))
+    (alert,), _ = run(found)
+    assert [c.slug for c in alert.causes][:2] == ["nonfinite_batch", "nonfinite_in_forward"]
+    assert "steps 101 to 200" in alert.causes[0].why and "steps 101 to 200" in alert.causes[1].why
+
+
+def test_parameters_that_stand_still_because_of_nan_are_not_also_frozen():
+    found = [params(s, "ab", nonfinite=(0, 4), loss=float("nan"), opt=dict(step=s)) for s in range(100)]
+    assert {a.rule for a in run(found)[0]} == {"nonfinite"}
+
+
 def test_a_nan_accepted_after_skips_is_told_apart():
     opt = dict(step=3, notfinite_count=3, total_notfinite=3)
     alerts, _ = run([params(0, "ab", nonfinite=(4, 4), loss=0.5, opt=opt)])

@@ -142,6 +142,8 @@ def _phases(record: Record, history: History) -> dict[str, Any]:
     batch = bad["batch"]
     half = [d for _, d in _rows(record, "params", "dtypes") if d.startswith(_HALF)]
     growth = _growth(history)
+    seen, _ = history.series("params.largest")
+    unseen = bad["params"] is not None and len(seen) >= 2 and int(record.get("loop.steps", 1)) > 1
     top = record.get("batch.max_int")
     return {
         "batch_bad": batch is not None,
@@ -155,6 +157,13 @@ def _phases(record: Record, history: History) -> dict[str, Any]:
         "metrics_bad": bad["metrics"] is not None,
         "params_bad": bad["params"] is not None,
         "params_fine": "params.nonfinite" in record and bad["params"] is None,
+        "unseen": unseen,
+        "unseen_words": f"steps {int(seen[-2]) + 1} to {record.step}" if unseen else "",
+        "begin_words": (
+            f"It began somewhere in steps {int(seen[-2]) + 1} to {record.step}, and only the last of them was probed."
+            if unseen
+            else "The loss is the first thing that is not finite."
+        ),
         "grew": bool(growth),
         "growth_words": growth,
         "half": bool(half),
@@ -167,8 +176,12 @@ def _growth(history: History) -> str:
     for name, words in (("loss", "the loss"), ("params.largest", "the largest parameter")):
         _, values = history.series(name)
         values = np.abs(values[np.isfinite(values)])
-        if len(values) >= 2 and values.max() >= _GROWTH * max(float(np.median(values[:4])), 1e-12):
-            return f"{words} grew from {np.median(values[:4]):.3g} to {values.max():.3g}"
+        half = len(values) // 2
+        if not half:
+            continue
+        early, late = float(np.median(values[: min(half, 4)])), float(values[half:].max())
+        if late >= _GROWTH * max(early, 1e-12):
+            return f"{words} grew from {early:.3g} to {late:.3g}"
     return ""
 
 

@@ -20,6 +20,17 @@ NONFINITE = (
         base=0.95,
     ),
     Explanation(
+        slug="nonfinite_batch",
+        title="A batch between the probes held NaN or Inf",
+        why="The parameters went bad in {unseen_words}; of those batches only the last was looked at, and it is finite.",
+        fix="Check np.isfinite(...) on the batches of those steps in the input pipeline.",
+        check="Run those steps again with every=1: the step and the batch leaf are then named.",
+        rules=_RULES,
+        needs=("unseen", "!batch_bad"),
+        base=0.55,
+        minus={"grew": 0.2},
+    ),
+    Explanation(
         slug="label_out_of_range",
         title="A label or token id is outside the range the loss expects",
         why="The loss is not finite although batch and updated parameters are; the batch holds integers up to {batch_max_int}.",
@@ -42,12 +53,12 @@ NONFINITE = (
         rules=_RULES,
         needs=("params_bad", "loss_fine", "!batch_bad"),
         base=0.75,
-        minus={"grew": 0.2, "skips_ran_out": 0.5},
+        minus={"grew": 0.2, "skips_ran_out": 0.5, "unseen": 0.3},
     ),
     Explanation(
         slug="nonfinite_in_forward",
         title="An operation in the forward pass overflows or divides by zero",
-        why="The loss is the first thing that is not finite; the batch is {batch_state}.",
+        why="{begin_words} The batch of this step is {batch_state}.",
         fix=(
             "Look for exp/log without logsumexp, a softmax over a fully masked row, a division by an empty count; "
             "use optax's losses on logits."
@@ -56,7 +67,7 @@ NONFINITE = (
         rules=_RULES,
         needs=("loss_bad", "!batch_bad"),
         base=0.6,
-        minus={"grew": 0.15},
+        minus={"grew": 0.15, "unseen": 0.1},
     ),
     Explanation(
         slug="learning_rate_too_high",

@@ -24,7 +24,7 @@ class FrozenParams(Rule):
     The whole group: ERROR after `whole` updates (WARN where the loss falls, or may fall, all the same: then the object
     looked at is not the one that trains). A single leaf: WARN after `leaf` updates, `moved_leaf` if it ever moved. INFO
     when the loss has converged or the transformation leaves the leaf out by design. Quiet while a schedule rests at 0
-    and will move again, and about leaves that hold NaN: their bytes stop changing as a consequence.
+    and will move again, and once a trained leaf holds NaN: bytes that stop changing are then a consequence.
 
     Delay: `whole` updates after the fault, rounded up to the next probe. An optimizer that has not stepped at all is
     judged by the steps of the loop; a loop that accumulates gradients by hand over more than `whole` steps before its
@@ -63,6 +63,9 @@ class FrozenParams(Rule):
             return self._nothing_selected(record)
         if "lost_update" in history.raised:
             return None  # the same fault, already said with better evidence
+        counts = record.get("params.nonfinite")
+        if counts is not None and np.any(counts[motion.trained]):
+            return None  # NaN stops the bytes and the optimizer's guards stop the rest: a consequence
         rows = self.suspects(history) & _readable(record)
         whole = bool(rows.any()) and bool((rows | ~(motion.trained & _readable(record))).all())
         if not rows.any():
@@ -118,9 +121,7 @@ class FrozenParams(Rule):
 
 def _readable(record: Record) -> np.ndarray:
     texts = record.get("params.fingerprint")
-    fine = np.array([":" in text for text in texts], bool)
-    counts = record.get("params.nonfinite")
-    return fine if counts is None else fine & (counts == 0)
+    return np.array([":" in text for text in texts], bool)
 
 
 def _converged(history: History, losses: np.ndarray) -> bool:
