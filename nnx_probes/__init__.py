@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nnx_probes import callbacks, writers
+    from nnx_probes.callbacks.activations import ActivationProbe
     from nnx_probes.callbacks.base import Callback
+    from nnx_probes.callbacks.grads import GradientProbe
     from nnx_probes.callbacks.loss import LossProbe
     from nnx_probes.callbacks.optimizer import OptimizerProbe
     from nnx_probes.callbacks.params import ParamProbe
     from nnx_probes.device.fingerprint import fingerprint
-    from nnx_probes.device.tap import watch
+    from nnx_probes.device.stats import step_stats
+    from nnx_probes.device.tap import ProbeState, watch
     from nnx_probes.host import rules
     from nnx_probes.host.alert import Alert, Cause, Level
     from nnx_probes.host.history import History
@@ -34,15 +37,18 @@ if TYPE_CHECKING:
     from nnx_probes.writers.base import Writer
 
 __all__ = [
+    "ActivationProbe",
     "Alert",
     "Callback",
     "Cause",
+    "GradientProbe",
     "History",
     "Level",
     "LossProbe",
     "Monitor",
     "OptimizerProbe",
     "ParamProbe",
+    "ProbeState",
     "Record",
     "Rule",
     "Writer",
@@ -50,6 +56,7 @@ __all__ = [
     "fingerprint",
     "fit",
     "rules",
+    "step_stats",
     "watch",
     "writers",
 ]
@@ -57,20 +64,24 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ActivationProbe": "nnx_probes.callbacks.activations",
     "Alert": "nnx_probes.host.alert",
     "Callback": "nnx_probes.callbacks.base",
     "Cause": "nnx_probes.host.alert",
+    "GradientProbe": "nnx_probes.callbacks.grads",
     "History": "nnx_probes.host.history",
     "Level": "nnx_probes.host.alert",
     "LossProbe": "nnx_probes.callbacks.loss",
     "Monitor": "nnx_probes.monitor",
     "OptimizerProbe": "nnx_probes.callbacks.optimizer",
     "ParamProbe": "nnx_probes.callbacks.params",
+    "ProbeState": "nnx_probes.device.tap",
     "Record": "nnx_probes.host.record",
     "Rule": "nnx_probes.host.rule",
     "Writer": "nnx_probes.writers.base",
     "fingerprint": "nnx_probes.device.fingerprint",
     "fit": "nnx_probes.loop",
+    "step_stats": "nnx_probes.device.stats",
     "watch": "nnx_probes.device.tap",
 }
 """Public name -> the module that defines it."""

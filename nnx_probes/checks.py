@@ -140,7 +140,7 @@ def check_plugins(
                 f"rules: {type(rule).__name__} has no slug. Give it a class attribute slug = 'my_rule'."
             )
         for name in rule.reads:
-            if not _is_provided(name, names):
+            if not _is_provided(name, names) and not rule.optional:
                 raise ArgumentError(
                     f"rules: {rule.slug!r} reads {name!r}, which no callback provides. Provided are "
                     f"{sorted(names)}.{closest(name, names)} Name it in the callback's `provides`."

@@ -42,6 +42,9 @@ __all__ = ["DEFAULT", "Monitor"]
 DEFAULT: Any = "default"
 """Stands for the built-in callbacks or rules."""
 
+_BEFORE = -(2**62)
+"""Before any step."""
+
 
 class Monitor(Callback):
     """Watches a training loop from inside it: call it once after each step.
@@ -108,8 +111,8 @@ class Monitor(Callback):
         self._alerts: list[Alert] = []
         self._feed: Feed | None = None
         self._pending: InFlight | None = None
-        self._due = self._plugged.next_due
-        self._last_step = -(2**62)
+        self._quiet_until = self._plugged.next_due
+        self._last_step = _BEFORE
         self._calls = 0
         self._spent_s = 0.0
         self._began_s = 0.0
@@ -118,6 +121,7 @@ class Monitor(Callback):
         me = weakref.ref(self)
         self._at_exit: Callable[[], None] = lambda: _close_if_alive(me)
         atexit.register(self._at_exit)
+        self._plugged.prepare(_BEFORE, 1, resolve(model), resolve(optimizer))
 
     # --- the hook -----------------------------------------------------------------------------------------
 
@@ -151,7 +155,7 @@ class Monitor(Callback):
         began = time.perf_counter()
         try:
             self._calls += 1
-            if type(step) is int and self._last_step < step < self._due:
+            if type(step) is int and self._last_step < step < self._quiet_until:
                 self._last_step = step
                 if self._pending is not None and self._pending.ready():
                     self._settle()
@@ -182,19 +186,21 @@ class Monitor(Callback):
         if step < self._last_step:
             ctx.values["loop.backwards"] = self._last_step
             self._plugged.restart()
+        stride = max(1, step - self._last_step) if self._last_step > _BEFORE else 1
         self._last_step = step
         due = self._plugged.due(step)
+        model = resolve(self._model if model is None else model)
+        optimizer = resolve(self._optimizer if optimizer is None else optimizer)
         if due:
             self._enqueue(ctx, due, model, optimizer, began)
+        self._quiet_until = self._plugged.prepare(step, stride, model, optimizer)
         return bool(due)
 
     def _enqueue(self, ctx: Context, due: list[int], model: Any, optimizer: Any, began: float) -> None:
-        ctx.model = resolve(self._model if model is None else model)
-        ctx.optimizer = resolve(self._optimizer if optimizer is None else optimizer)
+        ctx.model, ctx.optimizer = model, optimizer
         if ctx.batch is None and self._feed is not None:
             ctx.batch = self._feed.last
         self._plugged.step_end(due, ctx, self._calls)
-        self._due = self._plugged.next_due
         ctx.loss = ctx.batch = ctx.metrics = ctx.grads = ctx.updates = ctx.model = ctx.optimizer = None
         self._pending = InFlight(ctx, time.time(), time.perf_counter() - began)
         if self._sync:
@@ -255,7 +261,7 @@ class Monitor(Callback):
             self._settle()
             self._judge.mark(step)
             if step <= self._last_step:  # an announced restart: the next step is a first one
-                self._last_step = self._due = -(2**62)
+                self._last_step = self._quiet_until = _BEFORE
                 self._plugged.restart()
             self._out.mark(int(step), str(name))
 

@@ -24,9 +24,9 @@ MODULES = {
 }
 
 PUBLIC = {
-    *("Alert", "Callback", "Cause", "History", "Level", "LossProbe", "Monitor", "OptimizerProbe"),
-    *("ParamProbe", "Record", "Rule", "Writer"),
-    *("callbacks", "fingerprint", "fit", "rules", "watch", "writers"),
+    *("ActivationProbe", "Alert", "Callback", "Cause", "GradientProbe", "History", "Level", "LossProbe", "Monitor"),
+    *("OptimizerProbe", "ParamProbe", "ProbeState", "Record", "Rule", "Writer"),
+    *("callbacks", "fingerprint", "fit", "rules", "step_stats", "watch", "writers"),
 }
 
 # ---------------------------------------------------------------------------------------------------

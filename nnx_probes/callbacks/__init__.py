@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from nnx_probes.callbacks.activations import ActivationProbe
 from nnx_probes.callbacks.base import Callback, Context, Later
 from nnx_probes.callbacks.batch import BatchProbe
+from nnx_probes.callbacks.grads import GradientProbe
 from nnx_probes.callbacks.loss import LossProbe
 from nnx_probes.callbacks.optimizer import OptimizerProbe
 from nnx_probes.callbacks.params import ParamProbe
 
 __all__ = [
+    "ActivationProbe",
     "BatchProbe",
     "Callback",
     "Context",
+    "GradientProbe",
     "Later",
     "LossProbe",
     "OptimizerProbe",
@@ -22,4 +26,4 @@ __all__ = [
 
 def default() -> tuple[Callback, ...]:
     """Returns the default set, freshly made."""
-    return (ParamProbe(), OptimizerProbe(), LossProbe(), BatchProbe())
+    return (ParamProbe(), OptimizerProbe(), GradientProbe(), LossProbe(), BatchProbe())

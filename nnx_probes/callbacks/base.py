@@ -37,6 +37,7 @@ class Context:
         them, the next step may have them donated.
       model, optimizer: the live objects.
       steps: calls of the monitor since this callback was last due.
+      every: this callback's interval in steps, None where it is not known.
       history: the run so far.
       values: put measurements here, under dotted names.
       later: queued measurements.
@@ -51,6 +52,7 @@ class Context:
     model: Any = None
     optimizer: Any = None
     steps: int = 1
+    every: int | None = None
     history: History | None = None
     values: dict[str, Any] = field(default_factory=dict)
     later: list[Later] = field(default_factory=list)
@@ -78,6 +80,9 @@ class Callback:
 
     def on_train_begin(self, ctx: Context) -> None:
         """Called once, at the first step the monitor sees."""
+
+    def before_due(self, ctx: Context) -> None:
+        """Called before the step that will be a due one (as far as the loop's stride tells): only its objects are known."""
 
     def on_step_end(self, ctx: Context) -> None:
         """Called on due steps."""

@@ -60,7 +60,7 @@ class OptimizerProbe(Callback):
     def _clocks(self, sample: Sample, table: Leaves) -> Mapping[str, Any]:
         found = counters(table, sample.value)
         values: dict[str, Any] = {"optimizer.value": sample.value}
-        for name in ("step", "learning_rate"):
+        for name in ("step", "learning_rate", "notfinite_count", "total_notfinite"):
             if name in found:
                 values[f"optimizer.{name}"] = found[name]
         return values

@@ -43,11 +43,32 @@ class Plugged:
         for _, pace in self._slots:
             pace.restart()
 
+    def prepare(self, step: int, stride: int, model: Any, optimizer: Any) -> int:
+        """Tells the callbacks that will be due at the step after `step`.
+
+        Args:
+          step: the step just completed.
+          stride: by how much the loop's steps grow.
+          model: what the next step will be about.
+          optimizer: likewise.
+
+        Returns:
+          The first step after `step` at which there is something to do.
+        """
+        if step + stride < self.next_due:
+            return self.next_due - stride
+        for callback, pace in self._slots:
+            if pace.due <= step + stride:
+                ctx = Context(step, model=model, optimizer=optimizer, every=pace.every)
+                self._call(callback, "before_due", ctx)
+        return self.next_due
+
     def step_end(self, due: list[int], ctx: Context, calls: int) -> None:
         """Hands the step to the callbacks that are due; `calls` counts the monitor's calls so far."""
         for i in due:
             callback, pace = self._slots[i]
             ctx.steps, self._called_at[i] = calls - self._called_at[i], calls
+            ctx.every = pace.every
             self._call(callback, "on_step_end", ctx)
             if pace.due <= ctx.step:  # a pace that callbacks share advances once
                 pace.advance(ctx.step)

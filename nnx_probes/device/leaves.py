@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnx_probes.errors import ArgumentTypeError
 
-__all__ = ["Leaf", "Tree", "is_array"]
+__all__ = ["Leaf", "Tree", "dotted", "is_array", "key_name", "reaches"]
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -52,14 +52,16 @@ def _is_variable(value: Any) -> bool:
     return isinstance(value, nnx.Variable)
 
 
-def _part(key: Any) -> Any:
+def key_name(key: Any) -> Any:
+    """Returns the plain name or index in one of jax's path keys."""
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return getattr(key, attribute)
     return str(key)
 
 
-def _join(parts: Sequence[Any]) -> str:
+def dotted(parts: Sequence[Any]) -> str:
+    """Returns a path as one text; a part that itself holds a dot is quoted."""
     return ".".join(repr(p) if isinstance(p, str) and "." in p else str(p) for p in parts)
 
 
@@ -148,7 +150,7 @@ class Tree:
             if variable is not None:
                 seen.add(id(item))
             for inner, deeper, value in _arrays(item):
-                path = _unused(_join((*parts, *deeper)) or "value", used)
+                path = _unused(dotted((*parts, *deeper)) or "value", used)
                 kind = variable.__name__ if variable is not None else "array"
                 shape = tuple(getattr(value, "shape", ()))
                 leaves.append(Leaf(path, (*parts, *deeper), kind, variable, shape, _dtype(value)))
@@ -186,7 +188,7 @@ def _flatten(source: Any, cyclic: bool) -> tuple[list[Any], Any]:
 def _paths(source: Any, cyclic: bool) -> list[tuple[Any, ...]]:
     if not cyclic:
         found, _ = jax.tree_util.tree_flatten_with_path(source, is_leaf=_is_variable)
-        return [tuple(_part(key) for key in keys) for keys, _ in found]
+        return [tuple(key_name(key) for key in keys) for keys, _ in found]
     return [path for path, _ in _walk_graph(source)]
 
 
@@ -221,6 +223,20 @@ def _has_cycle(source: Any) -> bool:
     return False
 
 
+def reaches(root: Any, target: Any) -> bool:
+    """Whether the very object `target` lies in `root`: a module, a container, or both nested."""
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node is target:
+            return True
+        if id(node) not in seen:
+            seen.add(id(node))
+            stack.extend(_children(node))
+    return False
+
+
 def _children(node: Any) -> list[Any]:
     if isinstance(node, nnx.Pytree):
         return list(vars(node).values())
@@ -238,7 +254,7 @@ def _arrays(item: Any) -> Iterator[tuple[int | None, tuple[Any, ...], Any]]:
         found, _ = jax.tree_util.tree_flatten_with_path(value)
         for inner, (keys, leaf) in enumerate(found):
             if is_array(leaf):
-                yield inner, tuple(_part(key) for key in keys), leaf
+                yield inner, tuple(key_name(key) for key in keys), leaf
 
 
 def _inside(item: Any) -> Any:

@@ -19,6 +19,8 @@ _ROLES = ("mini_step", "gradient_step", "notfinite_count", "total_notfinite", "l
 _QUIET_FACTOR = 4
 """A loop that updates every k steps is given 4 k steps before standing still counts against it."""
 _QUIET_LEAST = 8
+_FIRST_TURN = 3
+"""Steps an optimizer that has never stepped is given: a loop that accumulates over 4 calls by hand is none that forgot."""
 _CONDITIONAL = 32
 """Steps an update that was compiled into a branch (accumulation by ``nnx.cond``) may wait for its first turn."""
 _WARMUP_STEPS = 100
@@ -121,6 +123,8 @@ class Clock:
         patience = max(_QUIET_LEAST, _QUIET_FACTOR * self._longest_gap) if known_to_step else 0
         if self.conditional:
             patience = max(patience, _CONDITIONAL)
+        if not patience and self.stood_still_steps - calls < _FIRST_TURN:  # all at once when its turn is over
+            return self.stood_still_steps if self.stood_still_steps >= _FIRST_TURN else 0
         return calls if self.stood_still_steps > patience else 0
 
     def _zero_is_planned(self, step: int) -> bool:

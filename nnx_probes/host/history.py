@@ -13,6 +13,7 @@ from nnx_probes.host.clock import Clock
 from nnx_probes.host.motion import Motion
 from nnx_probes.host.record import Record
 from nnx_probes.host.trial import Trial
+from nnx_probes.host.windows import Windows
 
 __all__ = ["Facts", "History"]
 
@@ -50,6 +51,8 @@ class History:
       trial: the newest trial of the optimizer, None if there was none.
       raised: slugs of rules whose episode is going on.
       said: paths of all alerts so far.
+      windows: the last values per leaf of gradients, updates and activations.
+      marked_at: step of the last announced event, None before the first.
       moving_without_optimizer: probes in a row in which parameters moved and nothing in the optimizer did.
     """
 
@@ -63,6 +66,8 @@ class History:
     raised: set[str] = field(default_factory=set)
     said: set[str] = field(default_factory=set)
     moving_without_optimizer: int = 0
+    windows: Windows = field(default_factory=Windows)
+    marked_at: int | None = None
     _series: dict[str, deque[tuple[int, float]]] = field(default_factory=dict)
     _first: dict[str, float] = field(default_factory=dict)
 
@@ -71,6 +76,7 @@ class History:
 
     def observe(self, record: Record) -> None:
         """Folds in the next record."""
+        updates = int(record.get("loop.steps", 1))
         if "params.fingerprint" in record:
             updates = self.clock.advance(record)
             _fold(self.params, record, "params", updates)
@@ -78,7 +84,8 @@ class History:
         if "optimizer.fingerprint" in record:
             _fold(self.optimizer, record, "optimizer", 0)
             self._compare_movement()
-        for name, value in _scalars(record.values):
+        self.windows.observe(record, updates)
+        for name, value in (*_scalars(record.values), *_totals(record)):
             self._series.setdefault(name, deque(maxlen=_KEPT)).append((record.step, value))
             if np.isfinite(value):
                 self._first.setdefault(name, value)
@@ -90,8 +97,10 @@ class History:
         self.last = record
         self.trial = Trial.read(record) or self.trial
 
-    def forget(self) -> None:
-        """Drops what an announced restore or switch explains: states seen before, the optimizer's last steps."""
+    def forget(self, step: int) -> None:
+        """Drops what an announced restore or switch explains: states seen before, the optimizer's last steps, baselines."""
+        self.marked_at = step
+        self.windows.forget()
         self.params.forget()
         self.clock.forget()
         self._series.pop("optimizer.step", None)
@@ -104,9 +113,18 @@ class History:
         self.moving_without_optimizer = self.moving_without_optimizer + 1 if alone else 0
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (steps int64[k], values float64[k]) of a scalar, oldest first, at most the last 1024."""
+        """Returns (steps int64[k], values float64[k]) of a scalar, oldest first, at most the last 1024.
+
+        ``"grads.norm"`` and ``"updates.norm"`` are the norms over all leaves.
+        """
         pairs = self._series.get(name, ())
         return np.array([s for s, _ in pairs], np.int64), np.array([v for _, v in pairs], np.float64)
+
+    def since_mark(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the part of `series` that lies after the last announced event."""
+        steps, values = self.series(name)
+        keep = steps > self.marked_at if self.marked_at is not None else slice(None)
+        return steps[keep], values[keep]
 
     def first(self, name: str) -> float | None:
         """Returns the first finite value a scalar had, None if there was none."""
@@ -115,6 +133,17 @@ class History:
 
 def _fold(motion: Motion, record: Record, group: str, updates: int) -> None:
     motion.observe(record.step, record.leaves[group], record.values[f"{group}.fingerprint"], updates)
+
+
+def _totals(record: Record) -> list[tuple[str, float]]:
+    """The norm of all gradients and of all updates: ``"grads.norm"`` and ``"updates.norm"`` as series."""
+    found = []
+    for name in ("grads.norm", "updates.norm"):
+        norms = record.get(name)
+        if isinstance(norms, np.ndarray):
+            with np.errstate(over="ignore"):
+                found.append((name, float(np.sqrt(np.sum(norms.astype(np.float64) ** 2)))))
+    return found
 
 
 def _scalars(values: Mapping[str, Any]) -> list[tuple[str, float]]:

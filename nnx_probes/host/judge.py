@@ -75,7 +75,7 @@ class Judge:
 
     def mark(self, step: int) -> None:
         """Takes note of an announced event: what it explains is not held against the run."""
-        self.history.forget()
+        self.history.forget(step)
 
     def _episode(self, rule: Rule, found: Alert | None) -> Alert | None:
         slug = rule.slug

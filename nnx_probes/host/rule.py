@@ -32,11 +32,13 @@ class Rule(ABC):
       slug: the name its alerts carry.
       reads: names of values it needs; it is asked only about records that have all of them. A name ending in
         ``.*`` means any value of that group.
+      optional: whether it is left out without a word where no callback provides what it reads.
       by_leaf: whether leaves that join an episode later are a new alert of their own.
     """
 
     slug: ClassVar[str] = ""
     reads: ClassVar[tuple[str, ...]] = ()
+    optional: ClassVar[bool] = False
     by_leaf: ClassVar[bool] = False
 
     @abstractmethod

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-__all__ = ["falls", "stands", "undecided"]
+if TYPE_CHECKING:
+    from nnx_probes.host.history import History
+
+__all__ = ["converged", "falls", "stands", "undecided"]
+
+_CONVERGED = 1e-6
 
 _LEAST_DROP = 0.05
 _HALVED = 0.5
@@ -60,3 +66,11 @@ def undecided(losses: Sequence[float], steps: Sequence[int]) -> bool:
 def stands(losses: Sequence[float]) -> bool:
     """Whether at least 3 losses were seen and all are bit-equal."""
     return len(losses) >= 3 and len({float(v) for v in losses}) == 1
+
+
+def converged(history: History) -> bool:
+    """Whether the loss is at most 1e-6 of its first value."""
+    first, (_, losses) = history.first("loss"), history.series("loss")
+    if first is None or len(losses) < 2:
+        return False
+    return bool(abs(losses[-1]) <= _CONVERGED * abs(first)) and abs(losses[-1]) < abs(first)

@@ -97,9 +97,13 @@ def observe(call, model, optimizer, *, steps, every=1, watch=False, by=1, **sett
     return monitor.alerts
 
 
+UNMEASURED = ("usage.watch.unmeasured",)
+"""What the INFO is about that a watched optimizer cannot be measured in this loop."""
+
+
 def told(alerts):
-    """Returns each alert as (rule, level, first cause)."""
-    return [(a.rule, a.level.name, a.causes[0].slug if a.causes else None) for a in alerts]
+    """Returns each alert as (rule, level, first cause), but not that `watch` cannot measure in this loop."""
+    return [(a.rule, a.level.name, a.causes[0].slug if a.causes else None) for a in alerts if a.paths != UNMEASURED]
 
 
 def loud(alerts):

@@ -510,26 +510,26 @@ def test_the_installed_flax_does_what_the_table_says(number):
 )  # fmt: skip
 def test_a_sound_loop_is_quiet(row, how):
     loop = row()
-    assert observe(loop.call, loop.model, loop.optimizer, **how) == ()
+    assert told(observe(loop.call, loop.model, loop.optimizer, **how)) == []
 
 
 @QUIET
 def test_objects_that_are_donated_returned_and_handed_over_are_quiet(how):
     loop = handed_on(returns(donate_argnums=(0, 1)))
-    assert observe(loop.call, loop.model, loop.optimizer, **how) == ()
+    assert told(observe(loop.call, loop.model, loop.optimizer, **how)) == []
 
 
 @pytest.mark.parametrize("every", [1, 3, 4, 5])
 @pytest.mark.parametrize("watch", [False, True])
 def test_micro_steps_of_multi_steps_are_quiet(every, watch):
     loop = multi_steps()
-    assert observe(loop.call, loop.model, loop.optimizer, every=every, watch=watch, steps=26) == ()
+    assert told(observe(loop.call, loop.model, loop.optimizer, every=every, watch=watch, steps=26)) == []
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_filter_for_one_layer_stays_quiet_about_the_other_however_long(every):
     loop = wrt_one_layer()
-    assert observe(loop.call, loop.model, loop.optimizer, every=every, steps=90) == ()
+    assert told(observe(loop.call, loop.model, loop.optimizer, every=every, steps=90)) == []
 
 
 # --- what must be told --------------------------------------------------------------------------------------
@@ -656,13 +656,16 @@ def test_a_filter_that_selects_nothing_is_told_at_once(row, how):
 def test_updates_of_zero_are_told_with_their_reason(row, cause, how):
     loop = row()
     alerts = observe(loop.call, loop.model, loop.optimizer, **how)
-    assert told(alerts) == [("frozen_params", "ERROR", cause)]
+    assert ("frozen_params", "ERROR", cause) in told(alerts)
+    also = {("zero_gradients", "ERROR", "gradient_cut")} if how.get("watch") and cause == "gradient_cut" else set()
+    assert set(told(alerts)) == {("frozen_params", "ERROR", cause)} | also
 
 
 @HOW
 def test_parameters_that_only_decay_are_told(how):
     loop = stop_gradient_with_decay()
-    (alert,) = observe(loop.call, loop.model, loop.optimizer, **{**how, "steps": 24})
+    *first, alert = observe(loop.call, loop.model, loop.optimizer, **{**how, "steps": 24})
+    assert [a.rule for a in first] == ["zero_gradients"] * how.get("watch", False)
     assert (alert.rule, alert.level, alert.causes[0].slug) == ("frozen_params", probes.Level.WARN, "weight_decay_only")
     assert sorted(alert.paths) == ["a.bias", "b.bias"] and alert.step <= 9
 
@@ -671,14 +674,19 @@ def test_parameters_that_only_decay_are_told(how):
 def test_a_nan_that_apply_if_finite_lets_through_is_told(how):
     loop = skips_run_out()
     alerts = observe(loop.call, loop.model, loop.optimizer, **how)
-    assert told(alerts) == [("nonfinite", "ERROR", "nan_accepted_after_skips")]
-    assert alerts[0].step == (2 if how["every"] == 1 else 3)
+    assert ("nonfinite", "ERROR", "nan_accepted_after_skips") in told(alerts)
+    assert {a.rule for a in alerts} == {"nonfinite", "skipped_updates"}
+    assert max(a.step for a in alerts if a.rule == "nonfinite") == (2 if how["every"] == 1 else 3)
 
 
 @HOW
 def test_updates_that_bf16_rounds_away_are_told_after_eight_updates(how):
     loop = too_small_for_bf16()
-    (alert,) = observe(loop.call, loop.model, loop.optimizer, **{**how, "steps": 24})
+    alert, *more = observe(loop.call, loop.model, loop.optimizer, **{**how, "steps": 24})
+    assert set(told(more)) <= {
+        ("absorbed_updates", "WARN", "absorbed_by_dtype"),
+        ("absorbed_updates", "ERROR", "absorbed_by_dtype"),
+    }
     assert (alert.rule, alert.level, alert.causes[0].slug) == ("frozen_params", probes.Level.WARN, "absorbed_by_dtype")
     assert sorted(alert.paths) == ["a.kernel", "b.kernel"] and alert.step == (8 if how["every"] == 1 else 9)
 
@@ -688,7 +696,7 @@ def test_a_layer_that_was_replaced_behind_the_step_is_told_like_one_that_never_m
     loop = submodule_replaced()
     alerts = observe(loop.call, loop.model, loop.optimizer, **{**how, "steps": 24})
     assert told(alerts) == [("frozen_params", "WARN", "detached_module")]
-    assert sorted(alerts[0].paths) == ["a.bias", "a.kernel"] and "new object" in alerts[0].causes[0].why
+    assert sorted(alerts[-1].paths) == ["a.bias", "a.kernel"] and "new object" in alerts[-1].causes[0].why
 
 
 # --- other kinds of Variables -------------------------------------------------------------------------------
@@ -701,7 +709,7 @@ def test_hijax_variables_are_measured():
         def write(model):
             model.a.bias[...] += 1.0
 
-        assert observe(lambda i, o: write(model), model, None, steps=3) == ()
+        assert told(observe(lambda i, o: write(model), model, None, steps=3)) == []
         assert float(model.a.bias[0]) == 3.0
 
 
@@ -717,5 +725,5 @@ def test_reference_variables_are_measured():
             optimizer.step[...] += 1
 
         moves = Moves(model)
-        assert observe(lambda i, o: write(model, optimizer), model, optimizer, steps=3) == ()
+        assert told(observe(lambda i, o: write(model, optimizer), model, optimizer, steps=3)) == []
         assert moves.counts() == ["4/4"]

@@ -69,7 +69,7 @@ def run_form(form, *, tx=None, steps, every, watch):
 @pytest.mark.parametrize(("every", "watch"), [(1, False), (5, True)])
 def test_every_form_of_a_sound_step_is_quiet(form, every, watch):
     steps = 12 if form == "eager" else 40
-    assert run_form(form, steps=steps, every=every, watch=watch) == ()
+    assert told(run_form(form, steps=steps, every=every, watch=watch)) == []
 
 
 @FORMS
@@ -110,7 +110,7 @@ def test_split_state_that_is_written_back_is_quiet(every):
         nnx.update((loop.model, loop.optimizer), loop.state)
         return loss
 
-    assert observe(call, loop.model, loop.optimizer, steps=30, every=every) == ()
+    assert told(observe(call, loop.model, loop.optimizer, steps=30, every=every)) == []
 
 
 @EVERY
@@ -152,7 +152,7 @@ def test_state_handed_over_at_each_call_is_followed():
     def call(i, o):
         return dict(loss=loop.step(i), model=loop.state[0], optimizer=loop.state[1])
 
-    assert observe(call, None, None, steps=30) == ()
+    assert told(observe(call, None, None, steps=30)) == []
 
 
 class Pytrees:
@@ -185,8 +185,12 @@ class Pytrees:
 @pytest.mark.parametrize("donate", [False, True])
 def test_plain_pytrees_train_quietly(every, donate):
     loop = Pytrees(optax.adamw(1e-2), donate)
-    assert observe(lambda i, o: loop.step(i), lambda: loop.params, lambda: loop.state, steps=30, every=every) == ()
-    assert observe(lambda i, o: dict(loss=loop.step(i), model=loop.params), None, None, steps=30, every=every) == ()
+    assert (
+        told(observe(lambda i, o: loop.step(i), lambda: loop.params, lambda: loop.state, steps=30, every=every)) == []
+    )
+    assert (
+        told(observe(lambda i, o: dict(loss=loop.step(i), model=loop.params), None, None, steps=30, every=every)) == []
+    )
 
 
 def test_plain_pytrees_that_stand_still_are_told():
@@ -246,7 +250,7 @@ def unrolled(loop):
 @pytest.mark.parametrize("form", [scanned, unrolled])
 def test_steps_numbered_by_k_with_k_updates_each_are_quiet(form, every):
     loop = Functional()
-    assert observe(form(loop), loop.model, loop.optimizer, steps=20, every=every, by=K) == ()
+    assert told(observe(form(loop), loop.model, loop.optimizer, steps=20, every=every, by=K)) == []
     assert int(loop.optimizer.step[...]) == 20 * K
 
 
@@ -265,7 +269,7 @@ def test_watched_updates_in_a_scan_are_quiet(every):
     loop = Functional()
     loop.model, loop.optimizer = model, probes.watch(optimizer, model)
     loop.graphdef, loop.state = nnx.split((loop.model, loop.optimizer))
-    assert observe(scanned(loop), loop.model, loop.optimizer, steps=20, every=every, by=K) == ()
+    assert told(observe(scanned(loop), loop.model, loop.optimizer, steps=20, every=every, by=K)) == []
 
 
 # --- how steps are numbered ---------------------------------------------------------------------------------
@@ -532,14 +536,17 @@ def accumulate_inside(k):
 FORMS_OF_ACCUMULATION = pytest.mark.parametrize("form", [accumulate_outside, accumulate_inside])
 
 
+@FORMS_OF_ACCUMULATION
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
-def test_a_watched_update_in_a_branch_on_every_fourth_call_is_quiet(every):
-    # Outside the compiled step the first three calls look like a loop that forgot the update: see the next test.
+@pytest.mark.parametrize("watch", [False, True])
+def test_an_update_by_hand_on_every_fourth_call_is_quiet(form, every, watch):
+    if form is accumulate_inside and not watch and every < 5:
+        pytest.skip("without watch a branch that has not been taken looks like a forgotten update: the next test")
     model, optimizer = build()
-    step = accumulate_inside(4)
-    alerts = observe(lambda i, o: step(i, model, o), model, optimizer, steps=26, every=every, watch=True)
+    step = form(4)
+    alerts = observe(lambda i, o: step(i, model, o), model, optimizer, steps=26, every=every, watch=watch)
     assert int(optimizer.step[...]) == 6
-    assert alerts == ()
+    assert told(alerts) == []
 
 
 @FORMS_OF_ACCUMULATION
@@ -550,7 +557,7 @@ def test_updates_far_apart_are_quiet_when_the_rule_is_told_how_far(form, every, 
     model, optimizer = build()
     step = form(k)
     rules = probes.rules.default(frozen_params=probes.rules.FrozenParams(whole=k + 1))
-    assert observe(lambda i, o: step(i, model, o), model, optimizer, steps=34, every=every, rules=rules) == ()
+    assert told(observe(lambda i, o: step(i, model, o), model, optimizer, steps=34, every=every, rules=rules)) == []
 
 
 @pytest.mark.parametrize("watch", [False, True])
@@ -564,7 +571,7 @@ def test_an_optimizer_that_takes_its_turn_every_fifth_step_is_quiet(watch):
             loss[:] = [jitted(model, o, BATCHES[i % 8])]
         return loss[0]
 
-    assert observe(call, model, optimizer, steps=40, watch=watch) == ()
+    assert told(observe(call, model, optimizer, steps=40, watch=watch)) == []
 
 
 # --- restored states ----------------------------------------------------------------------------------------
@@ -807,7 +814,7 @@ def test_a_layer_that_only_some_steps_use_is_quiet(every):
         x, y = BATCHES[i % 8]
         return jitted(model, o, (x.at[0, 0].set(99.0), y) if i % 20 == 1 else (x, y))
 
-    assert observe(call, model, optimizer, steps=100, every=every) == ()
+    assert told(observe(call, model, optimizer, steps=100, every=every)) == []
     assert not np.array_equal(before, np.asarray(model.other.kernel[...]))
 
 

@@ -68,7 +68,7 @@ def run(transform, form, monitor=None):
             for i, data in enumerate(BATCHES):
                 losses.append(step(model, optimizer, data))
                 assert hook(i, loss=losses[-1], batch=data, metrics={"loss": losses[-1]})
-        assert hook.failures == {} and hook.alerts == ()
+        assert hook.failures == {} and all(a.level == probes.Level.INFO for a in hook.alerts)
     return [np.asarray(x).tobytes() for x in losses], bits(model), bits(optimizer)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from nnx_probes.host.alert import Alert
 from nnx_probes.host.causes.entry import Explanation
 from nnx_probes.host.causes.evidence import gather
+from nnx_probes.host.causes.gradients import GRADIENTS
 from nnx_probes.host.causes.nonfinite import NONFINITE
 from nnx_probes.host.causes.not_updating import NOT_UPDATING
 from nnx_probes.host.history import History
@@ -17,7 +18,7 @@ from nnx_probes.host.record import Record
 
 __all__ = ["EXPLANATIONS", "Explanation", "diagnose"]
 
-EXPLANATIONS: tuple[Explanation, ...] = (*NOT_UPDATING, *NONFINITE)
+EXPLANATIONS: tuple[Explanation, ...] = (*NOT_UPDATING, *NONFINITE, *GRADIENTS)
 
 
 def diagnose(alert: Alert, record: Record, history: History) -> Alert:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from nnx_probes.host.alert import Alert
+from nnx_probes.host.causes.measured import measured
 from nnx_probes.host.clock import counters
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
@@ -22,9 +23,14 @@ _LOW = ("float16", "bfloat16", "float8")
 
 def gather(alert: Alert, record: Record, history: History) -> dict[str, Any]:
     """Returns name -> truth or words, for `Explanation.needs`, ``plus``, ``minus`` and ``why``."""
+    flow = measured(alert, record, history)
+    found = _optimizer(alert, record, history)
+    if flow["absorbed_here"] and not found["absorbed"]:
+        found.update(absorbed=True, absorbed_words=f"{flow['absorbed_share']:.0%} of the elements kept their value")
     return {
         **_movement(alert, record, history),
-        **_optimizer(alert, record, history),
+        **found,
+        **flow,
         **_losses(history),
         **_phases(record, history),
     }
@@ -32,7 +38,7 @@ def gather(alert: Alert, record: Record, history: History) -> dict[str, Any]:
 
 def _movement(alert: Alert, record: Record, history: History) -> dict[str, Any]:
     motion = history.params
-    still = motion.trained & (motion.still > 0)
+    still = motion.trained & ((motion.still > 0) | (~motion.moved & (motion.probes >= 2)))
     whole = bool(motion.trained.any()) and bool((still | ~motion.trained).all())
     here = set(alert.paths)
     replaced = here & set(record.get("params.replaced", ()))
@@ -137,7 +143,7 @@ def _losses(history: History) -> dict[str, Any]:
 
 
 def _phases(record: Record, history: History) -> dict[str, Any]:
-    bad = {phase: bad_leaves(record, phase) for phase in ("batch", "loss", "metrics", "params")}
+    bad = {phase: bad_leaves(record, phase) for phase in ("batch", "loss", "metrics", "grads", "params")}
     loss = record.get("loss")
     batch = bad["batch"]
     half = [d for _, d in _rows(record, "params", "dtypes") if d.startswith(_HALF)]
@@ -156,6 +162,8 @@ def _phases(record: Record, history: History) -> dict[str, Any]:
         "loss": f"{loss:.4g}" if loss is not None else "?",
         "metrics_bad": bad["metrics"] is not None,
         "params_bad": bad["params"] is not None,
+        "back_bad": bad["params"] is not None or bad["grads"] is not None,
+        "back_words": "its gradients are not" if bad["grads"] is not None else "the parameters after it are not",
         "params_fine": "params.nonfinite" in record and bad["params"] is None,
         "unseen": unseen,
         "unseen_words": f"steps {int(seen[-2]) + 1} to {record.step}" if unseen else "",

@@ -7,15 +7,57 @@ from __future__ import annotations
 
 from nnx_probes.errors import ArgumentError, closest
 from nnx_probes.host.rule import Rule
+from nnx_probes.host.rules.absorbed_updates import AbsorbedUpdates
+from nnx_probes.host.rules.clipping import Clipping
+from nnx_probes.host.rules.dead_units import DeadUnits
+from nnx_probes.host.rules.diverging import Diverging
 from nnx_probes.host.rules.frozen_params import FrozenParams
 from nnx_probes.host.rules.lost_update import LostUpdate
 from nnx_probes.host.rules.nonfinite import Nonfinite
 from nnx_probes.host.rules.optimizer_reset import OptimizerReset
+from nnx_probes.host.rules.skipped_updates import SkippedUpdates
+from nnx_probes.host.rules.spike import Spike
+from nnx_probes.host.rules.update_ratio import UpdateRatio
 from nnx_probes.host.rules.usage import Usage
+from nnx_probes.host.rules.vanishing_gradients import VanishingGradients
+from nnx_probes.host.rules.zero_gradients import ZeroGradients
 
-__all__ = ["DEFAULTS", "FrozenParams", "LostUpdate", "Nonfinite", "OptimizerReset", "Usage", "default"]
+__all__ = [
+    "DEFAULTS",
+    "AbsorbedUpdates",
+    "Clipping",
+    "DeadUnits",
+    "Diverging",
+    "FrozenParams",
+    "LostUpdate",
+    "Nonfinite",
+    "OptimizerReset",
+    "SkippedUpdates",
+    "Spike",
+    "UpdateRatio",
+    "Usage",
+    "VanishingGradients",
+    "ZeroGradients",
+    "default",
+]
 
-DEFAULTS: tuple[type[Rule], ...] = (Nonfinite, LostUpdate, FrozenParams, OptimizerReset, Usage)
+DEFAULTS: tuple[type[Rule], ...] = (
+    Nonfinite,
+    SkippedUpdates,
+    LostUpdate,
+    ZeroGradients,
+    FrozenParams,
+    AbsorbedUpdates,
+    VanishingGradients,
+    UpdateRatio,
+    DeadUnits,
+    Spike,
+    Diverging,
+    Clipping,
+    OptimizerReset,
+    Usage,
+)
+"""In the order in which they are asked: what is better proven comes first."""
 
 
 def default(**overrides: Rule | None) -> tuple[Rule, ...]:

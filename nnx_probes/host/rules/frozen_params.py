@@ -10,11 +10,9 @@ from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
-from nnx_probes.host.trend import falls, undecided
+from nnx_probes.host.trend import converged, falls, undecided
 
 __all__ = ["FrozenParams"]
-
-_CONVERGED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,8 @@ class FrozenParams(Rule):
             return None  # NaN stops the bytes and the optimizer's guards stop the rest: a consequence
         rows = self.suspects(history) & _readable(record)
         whole = bool(rows.any()) and bool((rows | ~(motion.trained & _readable(record))).all())
+        if not whole and "zero_gradients" in history.raised:
+            rows &= ~_without_gradient(record)  # already said, with better evidence
         if not rows.any():
             return None
         level = self._level_whole(record, history) if whole else self._level_leaf(rows, history)
@@ -95,7 +95,7 @@ class FrozenParams(Rule):
         motion, trial = history.params, history.trial
         steps, losses = history.series("loss")
         moved = bool(motion.moved[motion.trained].any())
-        if _converged(history, losses):
+        if converged(history):
             return Level.INFO
         if trial is not None:
             if trial.zero_now and (trial.moves_later or history.clock.near_the_end(record.step)):
@@ -110,8 +110,7 @@ class FrozenParams(Rule):
         return Level.WARN if falls(recent) or undecided(recent, when) else Level.ERROR
 
     def _level_leaf(self, rows: np.ndarray, history: History) -> Level | None:
-        _, losses = history.series("loss")
-        if _converged(history, losses):
+        if converged(history):
             return Level.INFO
         trial = history.trial
         if trial is not None and trial.leaves_zero(history.params.leaves, rows):
@@ -124,8 +123,11 @@ def _readable(record: Record) -> np.ndarray:
     return np.array([":" in text for text in texts], bool)
 
 
-def _converged(history: History, losses: np.ndarray) -> bool:
-    first = history.first("loss")
-    if first is None or not len(losses) or len(losses) < 2:
-        return False
-    return bool(abs(losses[-1]) <= _CONVERGED * abs(first)) and abs(losses[-1]) < abs(first)
+def _without_gradient(record: Record) -> np.ndarray:
+    """bool[n_leaves], leaves whose measured gradient is exactly 0 while others have one."""
+    paths, table = record.leaves["params"].paths, record.leaves.get("grads")
+    largest = record.get("grads.max_abs")
+    if table is None or largest is None or not np.any(largest):
+        return np.zeros(len(paths), bool)
+    zero = {path for path, value in zip(table.paths, largest, strict=True) if value == 0}
+    return np.array([path in zero for path in paths], bool)

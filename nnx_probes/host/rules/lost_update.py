@@ -40,7 +40,7 @@ class LostUpdate(Rule):
     def _counter(self, record: Record, history: History) -> Alert | None:
         traced, count = record.get("watch.traced", 0), record.get("optimizer.step")
         motion = history.params
-        still = motion.trained.any() and (motion.still[motion.trained] >= 1).all()
+        still = motion.trained.any() and not motion.moved[motion.trained].any()
         if (
             not traced
             or count is None

@@ -8,6 +8,7 @@ import numpy as np
 
 from nnx_probes.errors import ArgumentError, closest
 from nnx_probes.host.alert import Alert, Level
+from nnx_probes.host.clock import counters
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
@@ -33,7 +34,8 @@ class Nonfinite(Rule):
     """Any NaN or Inf in batch, loss, metrics, gradients, updates, parameters or optimizer state.
 
     Fires at the first probe that sees one, from step 0 on, without patience. Says the first phase in that
-    order and the first leaf. ERROR; WARN when only a side metric is affected.
+    order and the first leaf. ERROR; WARN when only a side metric is affected, INFO when only gradients are and the optimizer
+    skipped the step on purpose (``optax.apply_if_finite``).
 
     Args:
       allow: phases in which non-finite values are expected, for example ``("loss",)`` for a CTC loss.
@@ -59,6 +61,8 @@ class Nonfinite(Rule):
         paths, count, size = bad[first]
         kind = "NaN or Inf"
         level = Level.WARN if set(bad) == {"metrics"} else Level.ERROR
+        if first == "grads" and set(bad) <= {"grads", "updates"} and _skipped(record):
+            level = Level.INFO
         message = f"{_WORDS[first].capitalize()} held {count} non-finite element{'s' * (count != 1)}"
         message += f" in {len(paths)} of {size} leaves, first in {paths[0]}." if first != "loss" else "."
         later = [_WORDS[p] for p in bad if p != first]
@@ -88,6 +92,11 @@ def bad_leaves(record: Record, phase: str) -> tuple[list[str], int, int] | None:
         return None
     paths = record.leaves[phase].paths
     return [p for p, c in zip(paths, counts, strict=True) if c], int(np.sum(counts)), len(paths)
+
+
+def _skipped(record: Record) -> bool:
+    leaves, values = record.leaves.get("optimizer"), record.get("optimizer.value")
+    return leaves is not None and values is not None and counters(leaves, values).get("last_finite", 1.0) == 0
 
 
 def _measured(record: Record, phase: str) -> bool:

@@ -17,7 +17,7 @@ class Usage(Rule):
     """A call of the monitor that cannot mean what it says: WARN, once for each kind, and the run goes on.
 
     Kinds: a step that is no number, steps that go backwards, a loss of more than one element, a call from inside a
-    compiled function. Delay: none.
+    compiled function. INFO: a watched optimizer that cannot be measured in this loop. Delay: none.
     """
 
     slug = "usage"
@@ -29,6 +29,10 @@ class Usage(Rule):
             if kind in record and f"usage.{kind}" not in history.said:
                 title, message = say(record, record.get(kind))
                 return Alert(record.step, self.slug, Level.WARN, title, message, (f"usage.{kind}",))
+        why = record.get("watch.unmeasured", _missed(record, history))
+        if why is not None and history.clock.ever_stepped and "usage.watch.unmeasured" not in history.said:
+            title, message = _unmeasured(why)
+            return Alert(record.step, self.slug, Level.INFO, title, message, ("usage.watch.unmeasured",))
         return None
 
 
@@ -57,6 +61,25 @@ def _traced(record: Record, group: object) -> tuple[str, str]:
     return "The monitor is called inside a compiled function", (
         f"{group} held tracers at step {record.step}: expected concrete arrays. Call the monitor in the Python loop, after "
         "the compiled step has returned; nothing can be measured from inside."
+    )
+
+
+def _missed(record: Record, history: History) -> str | None:
+    """Why armed steps leave no measurement, once two in a row did not although the optimizer stepped at every call."""
+    _, missed = history.series("watch.missed")
+    _, counts = history.series("optimizer.step")
+    if len(missed) < 2 or not missed[-2:].all() or len(counts) < 2:
+        return None
+    if counts[-1] - counts[-2] < int(record.get("loop.steps", 1)):
+        return None
+    return "the step was compiled before and is called without being looked at again"
+
+
+def _unmeasured(why: object) -> tuple[str, str]:
+    return "Gradients and updates cannot be measured in this loop", (
+        f"The optimizer is watched and it steps, but no measurement can reach the monitor: {why}. Call "
+        'optimizer = probes.watch(optimizer, model, when="inside") before the state is split or cached, or give the monitor '
+        "GradientProbe(loss_fn=...)."
     )
 
 

@@ -1,0 +1,172 @@
+"""Gradients and updates, from wherever they can be had."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from nnx_probes.callbacks.base import Callback, Context, Later, check_every
+from nnx_probes.callbacks.flow_values import FlowTable
+from nnx_probes.device.chain import clip_norm, skip_limit
+from nnx_probes.device.handed import Handed
+from nnx_probes.device.recompute import Recompute
+from nnx_probes.device.stats import PREFIX
+from nnx_probes.device.tap import Tap, is_watched, unpack
+from nnx_probes.device.whence import LIVE
+from nnx_probes.errors import ArgumentTypeError
+from nnx_probes.host.record import Leaves
+
+__all__ = ["GradientProbe"]
+
+
+class GradientProbe(Callback):
+    """Measures gradients and updates, leaf by leaf.
+
+    It takes the first of these that there is: what a watched optimizer measured inside the step (`watch`); the
+    gradients and updates the loop hands over (``monitor(step, grads=..., updates=...)``); what `step_stats` returned, in
+    the metrics; with `loss_fn`, gradients computed anew.
+
+    Puts into the record, one row a trained parameter: ``grads.norm``, ``grads.max_abs`` (float32), ``grads.nonfinite``
+    (int32), ``grads.zeros`` (share of exact zeros); ``updates.norm``, ``updates.max_abs``, ``updates.nonfinite``,
+    ``updates.ratio`` (update norm over parameter norm), ``updates.absorbed`` (share of elements that the update does not
+    change although it is not 0); for stacked layers the same as ``slices.grads_norm`` and so on, one row a layer. Also
+    ``grads.clip_norm`` and ``optimizer.skip_limit``, read off the optimizer's chain.
+
+    Args:
+      every: interval in steps, None for the monitor's.
+      loss_fn: ``loss_fn(model, batch)``, returning the loss or a tuple that begins with it. The gradient is that of the
+        parameters after the step, on the step's batch; nothing the forward pass changes is kept.
+
+    Cost: of a watched optimizer see `watch`; of handed gradients one launch and 3 passes over each of gradients, updates
+    and parameters; with `loss_fn` one forward and backward pass a due step, and its compilation.
+    """
+
+    provides = ("grads.*", "updates.*", "slices.*", "watch.*")
+
+    def __init__(self, *, every: int | None = None, loss_fn: Callable[..., Any] | None = None) -> None:
+        check_every(every, "GradientProbe")
+        if loss_fn is not None and not callable(loss_fn):
+            raise ArgumentTypeError(
+                f"GradientProbe(loss_fn={loss_fn!r}): expected a function of the model and a batch, got "
+                f"{type(loss_fn).__name__}."
+            )
+        self.every = every
+        self._recompute = None if loss_fn is None else Recompute(loss_fn)
+        self._handed = Handed()
+        self._table = FlowTable()
+        self._tap: Callable[[], Any] = _gone
+        self._armed = False
+        self._last: int | None = None
+        self._chain: tuple[int, float | None, float | None] = (0, None, None)
+
+    def before_due(self, ctx: Context) -> None:
+        """Asks the watched optimizer to measure the next update."""
+        if is_watched(ctx.optimizer):
+            self._tap = weakref.ref(ctx.optimizer)
+            self._armed = ctx.optimizer.arm(id(self))
+            if ctx.optimizer.evidence.inside and ctx.every is not None:
+                ctx.optimizer.set_interval(ctx.every)
+
+    def on_step_end(self, ctx: Context) -> None:
+        """Queues what was measured."""
+        self._read_chain(ctx)
+        if is_watched(ctx.optimizer):
+            self._tap = weakref.ref(ctx.optimizer)
+            if self._watched(ctx, ctx.optimizer):
+                return
+        if ctx.grads is not None or ctx.updates is not None:
+            self._measure_handed(ctx)
+        elif (stats := _step_stats(ctx.metrics)) is not None:
+            self._table.adopt(ctx.model, ctx.optimizer)
+            ctx.later.append(_later(list(stats.values()), lambda: self._table.from_stats(dict(stats))))
+        elif self._recompute is not None and ctx.batch is not None and isinstance(ctx.model, nnx.Pytree):
+            wrt = ctx.optimizer.wrt if isinstance(ctx.optimizer, nnx.Optimizer) else nnx.Param
+            layout, words = self._recompute.enqueue(ctx.model, wrt, ctx.batch)
+            self._table.adopt(ctx.model, ctx.optimizer)
+            ctx.later.append(_later([words], lambda: self._table.values(layout, _fetch(words))))
+
+    def on_train_end(self, ctx: Context) -> None:
+        """Leaves the optimizer as it was."""
+        tap = self._tap()
+        if tap is not None:
+            tap.disarm(id(self))
+
+    def _measure_handed(self, ctx: Context) -> None:
+        layout, words = self._handed.enqueue(ctx.model, ctx.optimizer, ctx.grads, ctx.updates)
+        self._table.adopt(ctx.model, ctx.optimizer)
+        ctx.later.append(_later([words], lambda: self._table.values(layout, _fetch(words))))
+
+    def _watched(self, ctx: Context, tap: Tap) -> bool:
+        """Queues the watched optimizer's measurement; False if there is none."""
+        evidence, armed = tap.evidence, self._armed
+        tap.disarm(id(self))
+        self._armed = False
+        words = tap.read()
+        self._note_unmeasured(ctx, tap)
+        if words is None or isinstance(words, jax.core.Tracer) or words.is_deleted():
+            return False
+        self._table.adopt(ctx.model, ctx.optimizer)
+        words.copy_to_host_async()
+
+        def values() -> tuple[Mapping[str, Any], Mapping[str, Leaves]]:
+            count, measured = unpack(_fetch(words))
+            if count is None or count == self._last:
+                return {"watch.missed": armed and count is None}, {}
+            self._last = count
+            return self._table.values(evidence.layout, measured)
+
+        ctx.later.append(_later([words], values))
+        return True
+
+    def _note_unmeasured(self, ctx: Context, tap: Tap) -> None:
+        """Says why a watched optimizer cannot be measured in this loop, where that is known."""
+        evidence = tap.evidence
+        if evidence.inside:
+            return
+        if evidence.traced + evidence.conditional and evidence.whence != LIVE:
+            ctx.values["watch.unmeasured"] = evidence.whence
+        elif not (evidence.traced or evidence.conditional or evidence.eager):
+            ctx.values["watch.unmeasured"] = "its update never ran: the step uses an optimizer made before watch()"
+
+    def _read_chain(self, ctx: Context) -> None:
+        tx = getattr(ctx.optimizer, "tx", None)
+        if tx is None:
+            return
+        if self._chain[0] != id(tx):
+            self._chain = (id(tx), clip_norm(tx), skip_limit(tx))
+        _, clip, limit = self._chain
+        if clip is not None:
+            ctx.values["grads.clip_norm"] = clip
+        if limit is not None:
+            ctx.values["optimizer.skip_limit"] = limit
+
+
+def _later(arrays: list[Any], read: Callable[[], tuple[Mapping[str, Any], Mapping[str, Leaves]]]) -> Later:
+    def ready() -> bool:
+        return all(bool(x.is_ready()) for x in arrays if hasattr(x, "is_ready"))
+
+    return Later(ready, read)
+
+
+def _fetch(words: Any) -> np.ndarray:
+    return np.asarray(jax.device_get(words))
+
+
+def _step_stats(metrics: Any) -> dict[str, Any] | None:
+    """What `step_stats` returned, at the top of the metrics or one level below."""
+    if not isinstance(metrics, Mapping):
+        return None
+    for mapping in (metrics, *(m for m in metrics.values() if isinstance(m, Mapping))):
+        own = {k[len(PREFIX) :]: v for k, v in mapping.items() if isinstance(k, str) and k.startswith(PREFIX)}
+        if any(k.startswith(("grads_", "updates_")) for k in own):
+            return own
+    return None
+
+
+def _gone() -> None:
+    """A reference to nothing."""

@@ -1,0 +1,44 @@
+"""Gradients computed anew, for loops in which nothing can be changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from nnx_probes.device.flow import Layout
+from nnx_probes.device.slots import param_slots
+
+__all__ = ["Recompute"]
+
+
+class Recompute:
+    """Computes and measures the gradient of `loss_fn`; compiles once a structure of model and batch.
+
+    Args:
+      loss_fn: of the model and a batch; returns the loss, or a tuple that begins with it.
+    """
+
+    def __init__(self, loss_fn: Callable[..., Any]) -> None:
+        self._loss_fn = loss_fn
+        self._program = jax.jit(self._measure, static_argnums=(0, 1))
+
+    def enqueue(self, model: Any, wrt: Any, batch: Any) -> tuple[Layout, jax.Array]:
+        """Queues one forward and backward pass; returns what its words mean, and them. Changes nothing of the model."""
+        graphdef, *states = nnx.split(model, wrt, ...)
+        params, rest = states
+        slots, _ = param_slots(model, wrt)
+        layout = Layout(slots)
+        words: jax.Array = self._program(graphdef, layout, nnx.as_pure(params), nnx.as_pure(rest), batch)
+        return layout, words
+
+    def _measure(self, graphdef: Any, layout: Layout, params: Any, rest: Any, batch: Any) -> jax.Array:
+        def loss(params: Any) -> jax.Array:
+            out = self._loss_fn(nnx.merge(graphdef, params, rest), batch)
+            value: jax.Array = out[0] if isinstance(out, tuple) else out
+            return value
+
+        grads = jax.grad(loss)(params)
+        return layout.measure(jax.tree.leaves(grads), jax.tree.leaves(params))

@@ -1,0 +1,83 @@
+"""Updates that rounding swallows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnx_probes.host.alert import Alert, Level
+from nnx_probes.host.history import History
+from nnx_probes.host.record import Leaves, Record
+from nnx_probes.host.rule import Rule
+from nnx_probes.host.trend import converged
+
+__all__ = ["AbsorbedUpdates"]
+
+_NARROW = ("bfloat16", "float16", "float8")
+_SHRUNK = 1e-2
+
+
+@dataclass(frozen=True)
+class AbsorbedUpdates(Rule):
+    """The optimizer's update is not 0, and p + u == p all the same: it is too small for the parameter's dtype.
+
+    bfloat16 never moves for |u| below |p|/512 and always above |p|/256, float32 is 2^16 times finer. Fires when at least
+    `warn` of a leaf's elements (`error`: ERROR) were absorbed over `updates` effective updates. In float32 that is the
+    end of a decaying schedule, convergence or a vanished gradient, not rounding to be mended: then, and when the updates have
+    shrunk a hundredfold since they were largest, INFO unless most of the leaves are affected from the start.
+
+    Delay: `updates` effective updates, rounded up to the next probe. Source of the limits: 8 bits of bfloat16 significand.
+
+    Args:
+      warn: share of elements.
+      error: share of elements.
+      updates: how long.
+    """
+
+    warn: float = 0.5
+    error: float = 0.95
+    updates: int = 16
+
+    slug = "absorbed_updates"
+    reads = ("updates.absorbed",)
+    by_leaf = True
+
+    def check(self, record: Record, history: History) -> Alert | None:
+        leaves = record.leaves["updates"]
+        some = self._long(history, self.warn)
+        if len(some) != len(leaves) or not some.any() or "nonfinite" in history.raised:
+            return None
+        most = self._long(history, self.error)
+        share = record.values["updates.absorbed"]
+        level = self._level(history, leaves, some, most)
+        paths = tuple(path for path, row in zip(leaves.paths, some, strict=True) if row)
+        dtypes = sorted({d for d, row in zip(leaves.dtypes, some, strict=True) if row})
+        message = (
+            f"Over the last {self.updates} updates, {float(np.mean(share[some])):.0%} of the elements of {len(paths)} of "
+            f"{len(leaves)} trained leaves ({', '.join(dtypes)}) kept their value although their update was not 0."
+        )
+        title = "Updates are rounded away"
+        values = {"leaves": float(len(paths)), "share": float(np.mean(share[some]))}
+        return Alert(record.step, self.slug, level, title, message, paths, values=values)
+
+    def _long(self, history: History, least: float) -> np.ndarray:
+        long: np.ndarray = history.windows.streak("updates.absorbed", _at_least(least), effective=True) >= self.updates
+        return long
+
+    def _level(self, history: History, leaves: Leaves, some: np.ndarray, most: np.ndarray) -> Level:
+        narrow = np.array([d.startswith(_NARROW) for d in leaves.dtypes], bool)
+        now, ever = history.windows.last("updates.max_abs"), history.windows.ever("updates.max_abs")
+        shrunk = now is not None and len(ever) == len(some) and bool((now[some] < _SHRUNK * ever[some]).all())
+        if converged(history) or not (some & narrow).any() or shrunk:
+            return Level.INFO
+        return Level.ERROR if (most & narrow).any() and most.mean() >= self.warn else Level.WARN
+
+
+def _at_least(least: float) -> Callable[[np.ndarray], np.ndarray]:
+    def holds(share: np.ndarray) -> np.ndarray:
+        enough: np.ndarray = share >= least
+        return enough
+
+    return holds
