@@ -34,8 +34,9 @@ class GradientProbe(Callback):
     Puts into the record, one row a trained parameter: ``grads.norm``, ``grads.max_abs`` (float32), ``grads.nonfinite``
     (int32), ``grads.zeros`` (share of exact zeros); ``updates.norm``, ``updates.max_abs``, ``updates.nonfinite``,
     ``updates.ratio`` (update norm over parameter norm), ``updates.absorbed`` (share of elements that the update does not
-    change although it is not 0); for stacked layers the same as ``slices.grads_norm`` and so on, one row a layer. Also
-    ``grads.clip_norm`` and ``optimizer.skip_limit``, read off the optimizer's chain.
+    change although it is not 0), ``updates.entry`` and ``updates.leaving`` (fingerprints, see `watch`). For stacked layers
+    the same as ``slices.grads_norm`` and so on, one row a layer. Also ``grads.clip_norm`` and ``optimizer.skip_limit``,
+    read off the optimizer's chain.
 
     Args:
       every: interval in steps, None for the monitor's.
@@ -114,11 +115,14 @@ class GradientProbe(Callback):
         words.copy_to_host_async()
 
         def values() -> tuple[Mapping[str, Any], Mapping[str, Leaves]]:
-            count, measured = unpack(_fetch(words))
-            if count is None or count == self._last:
-                return {"watch.missed": armed and count is None}, {}
-            self._last = count
-            return self._table.values(evidence.layout, measured)
+            found = unpack(evidence.layout, _fetch(words))
+            if found.count is None or found.count == self._last:
+                return {"watch.missed": armed and found.count is None}, {}
+            self._last = found.count
+            values, tables = self._table.values(evidence.layout, found.words)
+            if found.entry:
+                values = {**values, "updates.entry": found.entry, "updates.leaving": found.leaving}
+            return values, tables
 
         ctx.later.append(_later([words], values))
         return True
@@ -126,9 +130,11 @@ class GradientProbe(Callback):
     def _note_unmeasured(self, ctx: Context, tap: Tap) -> None:
         """Says why a watched optimizer cannot be measured in this loop, where that is known."""
         evidence = tap.evidence
-        if evidence.inside:
+        if evidence.blind:
+            ctx.values["watch.unmeasured"] = "its own update method cannot be followed"
+        elif evidence.inside:
             return
-        if evidence.traced + evidence.conditional and evidence.whence != LIVE:
+        elif evidence.traced + evidence.conditional and evidence.whence != LIVE:
             ctx.values["watch.unmeasured"] = evidence.whence
         elif not (evidence.traced or evidence.conditional or evidence.eager):
             ctx.values["watch.unmeasured"] = "its update never ran: the step uses an optimizer made before watch()"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import sys
-import types
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 import jax
@@ -16,21 +14,24 @@ import numpy as np
 from flax import nnx
 from flax.nnx.training.optimizer import OptState
 from jax import lax
-from jax.extend.core import get_opaque_trace_state
 
+from nnx_probes.device.evidence import Evidence
 from nnx_probes.device.flow import Layout
+from nnx_probes.device.mix64 import mix64, mix64_text
 from nnx_probes.device.slots import slots_of
-from nnx_probes.device.whence import LIVE, whence
+from nnx_probes.device.spy import Seen, add_note, handed, spying
+from nnx_probes.device.whence import LIVE
 from nnx_probes.errors import ArgumentError, ArgumentTypeError, closest
 
-__all__ = ["NEVER", "Evidence", "ProbeState", "Tap", "is_watched", "unpack", "watch"]
+__all__ = ["NEVER", "ProbeState", "Reading", "Tap", "is_watched", "unpack", "watch"]
 
 _WHEN = ("armed", "inside")
-_BRANCHES = "conditionals"
-"""Name of the source file of jax's ``cond`` and ``switch``."""
+_log = logging.getLogger("nnx_probes")
 
 NEVER = 2**32 - 1
 """Stands in the first word of a `ProbeState` that no update has written yet."""
+_LANES = 4
+"""Words a parameter for two fingerprints."""
 _HEAD = 2
 """Words before the measurement: ``optimizer.step`` of the measured update, and the interval (0: always)."""
 
@@ -41,67 +42,6 @@ class ProbeState(OptState):
     With ``when="armed"`` it hangs on the optimizer only around a step that is measured, with ``when="inside"`` always.
     Leave it out of checkpoints: ``nnx.state(optimizer, nnx.Not(ProbeState))``.
     """
-
-
-class Evidence:
-    """What Python itself saw of ``update``: no array, and the same object in every trace and copy.
-
-    Attributes:
-      layout: rows of the measurement.
-      model: class of the model.
-      inside: whether measuring is part of every step.
-      traced: how often ``update`` ran under a transformation.
-      conditional: how often that was inside a branch or a loop of the compiled step, which may not run every time.
-      eager: how often it ran on concrete arrays.
-      whence: where the newest trace took place, `LIVE` if a Variable added to the live optimizer comes back.
-      wanted: who asked for the next update to be measured.
-      newest: the newest measurement of an ``update`` outside any compiled step, or one that was taken off the optimizer.
-      taken: how many there were.
-    """
-
-    def __init__(self, layout: Layout, model: type, *, inside: bool = False) -> None:
-        self.layout = layout
-        self.model = model
-        self.inside = inside
-        self.traced = 0
-        self.conditional = 0
-        self.eager = 0
-        self.whence = ""
-        self.wanted: set[int] = set()
-        self.newest: jax.Array | None = None
-        self.taken = 0
-        self._live: Any = None
-
-    def note(self, inner: Any, traced: bool) -> None:
-        """Counts one run of ``update`` by the optimizer `inner`."""
-        if not traced:
-            self.eager += 1
-            return
-        if _in_control_flow():
-            self.conditional += 1
-        else:
-            self.traced += 1
-        try:
-            self.whence = whence(inner, self.live())
-        except Exception as error:  # flax's inside looks different: then nothing is added to the optimizer
-            self.whence = f"this version of flax is not known ({type(error).__name__})"
-
-    def swapped(self, args: tuple[Any, ...]) -> bool:
-        """Whether ``update(grads, model)`` was called for ``update(model, grads)``: then there is no gradient to measure."""
-        return len(args) == 2 and isinstance(args[1], self.model) and not isinstance(args[0], self.model)
-
-    def live(self) -> Any:
-        """Returns the optimizer that ``watch`` returned, None if it is gone."""
-        return None if self._live is None else self._live()
-
-    def belongs_to(self, optimizer: Any) -> None:
-        """Remembers (weakly) the live optimizer."""
-        self._live = weakref.ref(optimizer)
-
-    def keep(self, words: jax.Array) -> None:
-        """Keeps a measurement until somebody reads it."""
-        self.newest = words
-        self.taken += 1
 
 
 class Tap:
@@ -115,18 +55,41 @@ class Tap:
         """Updates the model as the optimizer's own ``update`` does."""
         traced = isinstance(self.step.get_raw_value(), jax.core.Tracer)
         self.evidence.note(self, traced)
-        state = vars(self).get("probe_state")
-        if (state is None and (traced or not self.evidence.wanted)) or self.evidence.swapped(args):
-            return super().update(*args, **kwargs)  # type: ignore[misc]
-        count = jnp.asarray(self.step.get_value())
-        with _spying(self) as seen:
-            result = super().update(*args, **kwargs)  # type: ignore[misc]
-        if seen.usable(self.evidence.layout):
-            if state is None or not traced:
-                self.evidence.keep(_eagerly(self.evidence.layout, count, seen.grads, seen.params, seen.updates))
-            else:
-                state.set_value(_words(self.evidence, state.get_value(), count, seen))
+        asked = "probe_state" in vars(self) or (self.evidence.wanted and not traced)
+        if not asked or self.evidence.swapped(args):
+            return self._update(args, kwargs)
+        count, before = self.step.get_value(), Seen()
+        with contextlib.suppress(Exception):  # gradients of another structure: flax will say so
+            before = handed(self, args)
+        with spying(self) as seen:
+            result = self._update(args, kwargs)
+        try:
+            after = handed(self, args).params if self.evidence.hashing else None
+            self._measure(jnp.asarray(count), seen, before, after)
+        except Exception as error:  # whatever it is, the user's step is worth more
+            self.evidence.blind = True
+            _log.warning("a gradient was not measured: %s: %s", type(error).__name__, error, exc_info=error)
         return result
+
+    def _update(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return super().update(*args, **kwargs)  # type: ignore[misc]
+        except (TypeError, ValueError) as error:
+            with contextlib.suppress(Exception):
+                add_note(error, self, args)
+            raise
+
+    def _measure(self, count: jax.Array, seen: Seen, before: Seen, after: list[Any] | None) -> None:
+        evidence, state = self.evidence, vars(self).get("probe_state")
+        seen = seen if seen.usable(evidence.layout) else before
+        evidence.blind = not seen.usable(evidence.layout)
+        if evidence.blind:
+            return
+        lanes = (before.params, after) if evidence.hashing and after is not None else None
+        if state is None or not isinstance(count, jax.core.Tracer):
+            evidence.keep(_eagerly(evidence.layout, count, seen.grads, seen.params, seen.updates, lanes))
+        else:
+            state.set_value(_words(evidence, state.get_value(), count, seen, lanes))
 
     # --- used by the callbacks, outside the step ------------------------------------------------------------
 
@@ -136,10 +99,10 @@ class Tap:
             return True
         if self.evidence.whence == LIVE:
             if "probe_state" not in vars(self):
-                blank = np.zeros(_HEAD + self.evidence.layout.words, np.uint32)
-                blank[0] = NEVER
-                vars_of: Any = self
-                vars_of.probe_state = ProbeState(jax.device_put(blank))  # explicit: loops run under transfer guards
+                attributes: Any = self
+                attributes.probe_state = ProbeState(
+                    jax.device_put(_blank(self.evidence))
+                )  # explicit: loops run under transfer guards
         elif not self.evidence.eager:
             return False
         self.evidence.wanted.add(who)
@@ -165,19 +128,43 @@ class Tap:
     def set_interval(self, every: int) -> None:
         """With ``when="inside"``: measures one update in `every`."""
         state = vars(self).get("probe_state")
-        if state is not None and self.evidence.inside:
+        if state is not None and self.evidence.inside and every != self.evidence.interval:
+            self.evidence.interval = every
             words = np.array(jax.device_get(state.get_value()))
             words[1] = every
             state.set_value(jax.device_put(words))
 
 
-def unpack(words: np.ndarray) -> tuple[int | None, np.ndarray]:
-    """Returns (``optimizer.step`` before the measured update, None if nothing was measured; the words of the layout)."""
-    return (None if words[0] == NEVER else int(words[0])), words[_HEAD:]
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a `ProbeState` held.
+
+    Attributes:
+      count: ``optimizer.step`` before the measured update, None if none was measured.
+      words: of the layout.
+      entry, leaving: one ``"mix64:…"`` a parameter, before and after the update; empty without fingerprints.
+    """
+
+    count: int | None
+    words: np.ndarray
+    entry: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+
+
+def unpack(layout: Layout, words: np.ndarray) -> Reading:
+    """Returns what is in the vector that `Tap.read` returned."""
+    end = _HEAD + layout.words
+    texts = tuple(mix64_text(lanes) for lanes in words[end:].reshape(-1, 2))
+    half = len(texts) // 2
+    return Reading(None if words[0] == NEVER else int(words[0]), words[_HEAD:end], texts[:half], texts[half:])
 
 
 def watch(
-    optimizer: nnx.Optimizer[Any], model: Any, *, when: Literal["armed", "inside"] = "armed"
+    optimizer: nnx.Optimizer[Any],
+    model: Any,
+    *,
+    when: Literal["armed", "inside"] = "armed",
+    fingerprints: bool | None = None,
 ) -> nnx.Optimizer[Any]:
     """Returns `optimizer` as a watched optimizer: same Variables, same numbers, and its updates can be measured.
 
@@ -196,6 +183,8 @@ def watch(
         says so. ``"inside"``: for all other loops (``nnx.cached_partial``, ``jax.jit`` over split state, a ``scan`` over
         several steps). The `ProbeState` stays on the optimizer, so call ``watch`` before ``nnx.split``; measuring is a
         branch of every step, taken once in the monitor's ``every`` updates where the monitor can tell it so, else always.
+      fingerprints: also take every parameter's `mix64` fingerprint as it enters and as it leaves the update, which shows
+        that a step's result did not arrive. None: where hashing is cheap, that is not on the CPU backend.
 
     Raises:
       ArgumentTypeError: `optimizer` is no ``nnx.Optimizer``, `model` is no Module or State.
@@ -222,12 +211,11 @@ def watch(
     watched: Any = object.__new__(_watched_class(type(optimizer)))
     for name, value in vars(optimizer).items():  # flax keeps a table of attributes; each object needs its own
         vars(watched)[name] = dict(value) if name.startswith("_pytree") and isinstance(value, dict) else value
-    watched.evidence = Evidence(layout, type(model), inside=when == "inside")
+    hashing = jax.default_backend() != "cpu" if fingerprints is None else bool(fingerprints)
+    watched.evidence = Evidence(layout, type(model), inside=when == "inside", hashing=hashing)
     watched.evidence.belongs_to(watched)
     if when == "inside":
-        blank = np.zeros(_HEAD + layout.words, np.uint32)
-        blank[:_HEAD] = NEVER, 1
-        watched.probe_state = ProbeState(jax.device_put(blank))
+        watched.probe_state = ProbeState(jax.device_put(_blank(watched.evidence)))
     result: nnx.Optimizer[Any] = watched
     return result
 
@@ -237,82 +225,35 @@ def is_watched(optimizer: Any) -> TypeGuard[Tap]:
     return isinstance(optimizer, Tap)
 
 
-class _Seen:
-    """What the transformation was given and what it returned."""
-
-    def __init__(self) -> None:
-        self.grads: list[Any] | None = None
-        self.params: list[Any] | None = None
-        self.updates: list[Any] | None = None
-        self._where: Any = get_opaque_trace_state()
-
-    def note(self, grads: Any, params: Any, updates: Any) -> None:
-        """Takes note of one call, unless it runs deeper inside (a branch of the optimizer's own): its arrays stay there."""
-        if self._where == get_opaque_trace_state():
-            self.grads, self.updates = jax.tree.leaves(grads), jax.tree.leaves(updates)
-            self.params = None if params is None else jax.tree.leaves(params)
-
-    def usable(self, layout: Layout) -> bool:
-        """Whether all of it fits the parameters that were there at `watch`."""
-        return all(xs is not None and layout.fits(xs) for xs in (self.grads, self.params, self.updates))
+def _blank(evidence: Evidence) -> np.ndarray:
+    hashes = _LANES * len(evidence.layout.slots) if evidence.hashing else 0
+    words = np.zeros(_HEAD + evidence.layout.words + hashes, np.uint32)
+    words[:_HEAD] = NEVER, evidence.interval
+    return words
 
 
-class _Spy:
-    """Stands in for the transformation during one ``update``."""
-
-    def __init__(self, tx: Any, seen: _Seen) -> None:
-        self._tx = tx
-        self._seen = seen
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tx, name)
-
-    def update(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        result = self._tx.update(updates, state, params, **extra)
-        self._seen.note(updates, params, result[0])
-        return result
-
-
-@contextmanager
-def _spying(optimizer: Tap) -> Iterator[_Seen]:
-    attributes, seen = vars(optimizer), _Seen()
-    original = attributes["tx"]
-    attributes["tx"] = _Spy(original, seen)
-    try:
-        yield seen
-    finally:
-        attributes["tx"] = original
-
-
-def _words(evidence: Evidence, before: jax.Array, count: jax.Array, seen: _Seen) -> jax.Array:
-    layout = evidence.layout
-    if before.shape != (_HEAD + layout.words,):
-        return before
-
+def _words(evidence: Evidence, before: jax.Array, count: jax.Array, seen: Seen, lanes: Any) -> jax.Array:
     def measured() -> jax.Array:
-        head = jnp.stack([count.astype(jnp.uint32), before[1]])
-        return jnp.concatenate([head, layout.measure(seen.grads, seen.params, seen.updates)])
+        return _packed(evidence.layout, count, before[1], seen.grads, seen.params, seen.updates, lanes)
 
+    if before.shape != _blank(evidence).shape:
+        return before
     if not evidence.inside:
         return measured()
     due = count.astype(jnp.uint32) % jnp.maximum(before[1], 1) == 0
     return jnp.asarray(lax.cond(due, measured, lambda: before))
 
 
+def _packed(layout: Layout, count: Any, every: Any, grads: Any, params: Any, updates: Any, lanes: Any) -> jax.Array:
+    parts = [jnp.stack([count.astype(jnp.uint32), every]), layout.measure(grads, params, updates)]
+    if lanes is not None:
+        parts += [mix64(x) for side in lanes for x in side]
+    return jnp.concatenate(parts)
+
+
 @functools.partial(jax.jit, static_argnums=0)
-def _eagerly(layout: Layout, count: Any, grads: Any, params: Any, updates: Any) -> jax.Array:
-    head = jnp.stack([count.astype(jnp.uint32), jnp.uint32(0)])
-    return jnp.concatenate([head, layout.measure(grads, params, updates)])
-
-
-def _in_control_flow() -> bool:
-    """Whether a ``cond`` or ``switch`` is being traced right now: looked up in the call stack, at trace time only."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        if _BRANCHES in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
+def _eagerly(layout: Layout, count: Any, grads: Any, params: Any, updates: Any, lanes: Any) -> jax.Array:
+    return _packed(layout, count, jnp.uint32(1), grads, params, updates, lanes)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ __all__ = ["ELSEWHERE", "LIVE", "whence"]
 
 LIVE = "live"
 """The live optimizer itself was passed to an ``nnx.jit`` function, which writes back what it changes."""
-ELSEWHERE = "elsewhere"
+ELSEWHERE = "update does not run in an nnx.jit function that gets the live optimizer"
 
 _COMPILATION = "compilation.py"
 _INNER = ("JitFn.__call__", "SimpleJitFn.__call__")

@@ -19,11 +19,13 @@ __all__ = ["LostUpdate"]
 class LostUpdate(Rule):
     """The state after a step is not what that step computed.
 
-    Three signs: with ``watch``, ``Optimizer.update`` was traced and yet ``optimizer.step`` never moved (ERROR; WARN
+    Four signs: with ``watch``, ``Optimizer.update`` was traced and yet ``optimizer.step`` never moved (ERROR; WARN
     where the loss falls or may fall, for then the loop keeps its state elsewhere); the parameters keep coming back to a
-    state they had left (`returns` times, WARN); the arrays of the object that is looked at were donated or freed (WARN).
+    state they had left (`returns` times, WARN); the arrays of the object that is looked at were donated or freed (WARN);
+    with the fingerprints of ``watch``, parameters are after the step what they were when they entered it, although they left
+    it changed (ERROR).
 
-    Delay: two probes for the first, `returns` returns for the second, none for the third.
+    Delay: two probes for the first, `returns` returns for the second, none for the others.
 
     Args:
       returns: how often an old state has to come back.
@@ -35,7 +37,12 @@ class LostUpdate(Rule):
     reads = ("params.fingerprint",)
 
     def check(self, record: Record, history: History) -> Alert | None:
-        return self._counter(record, history) or self._unreadable(record) or self._returned(record, history)
+        return (
+            self._counter(record, history)
+            or self._unreadable(record)
+            or self._not_arrived(record)
+            or self._returned(record, history)
+        )
 
     def _counter(self, record: Record, history: History) -> Alert | None:
         traced, count = record.get("watch.traced", 0), record.get("optimizer.step")
@@ -69,6 +76,26 @@ class LostUpdate(Rule):
             "went elsewhere. This object no longer holds the parameters that train."
         )
         return Alert(record.step, self.slug, Level.WARN, "The model's arrays are gone", message, gone)
+
+    def _not_arrived(self, record: Record) -> Alert | None:
+        if "updates.leaving" not in record:
+            return None
+        now = dict(zip(record.leaves["params"].paths, record.values["params.fingerprint"], strict=True))
+        rows = zip(
+            record.leaves["updates"].paths,
+            record.values["updates.entry"],
+            record.values["updates.leaving"],
+            strict=True,
+        )
+        changed = [(path, now.get(path) == entry) for path, entry, leaving in rows if entry != leaving]
+        lost = tuple(path for path, back in changed if back)
+        if not lost:
+            return None
+        message = (
+            f"The update of step {record.step} changed {len(changed)} parameters inside the step; {len(lost)} of them are "
+            "outside it still what they were before, bit for bit."
+        )
+        return Alert(record.step, self.slug, Level.ERROR, "The step's result does not arrive", message, lost)
 
     def _returned(self, record: Record, history: History) -> Alert | None:
         motion = history.params
