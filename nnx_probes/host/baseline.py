@@ -13,6 +13,9 @@ _WINDOW = 128
 _FLOOR = 1e-3
 _TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation of a normal distribution."""
+_TAIL = 0.98
+_TAIL_SIGMAS = 2.054
+"""How far above the median of a normal distribution that quantile lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,8 @@ class Baseline:
 
     Attributes:
       median: of the values, not of their logarithms.
-      sigma: 1.4826 times the median absolute deviation of the logarithms, at least 1e-3.
+      sigma: spread of the logarithms: the largest of 1.4826 times their median absolute deviation, what their 98th
+        percentile says (2.05 sigmas above the median of a normal distribution; heavy tails are wider there), and 1e-3.
     """
 
     median: float
@@ -56,7 +60,9 @@ def baseline(values: np.ndarray, *, z: float, ratio: float, jump: float) -> Base
 def _of(values: np.ndarray) -> Baseline:
     logs = np.log(values)
     middle = float(np.median(logs))
-    return Baseline(float(np.exp(middle)), max(_TO_SIGMA * float(np.median(np.abs(logs - middle))), _FLOOR))
+    narrow = _TO_SIGMA * float(np.median(np.abs(logs - middle)))
+    tail = (float(np.quantile(logs, _TAIL)) - middle) / _TAIL_SIGMAS
+    return Baseline(float(np.exp(middle)), max(narrow, tail, _FLOOR))
 
 
 def shift(values: np.ndarray, *, recent: int = 16) -> tuple[float, float] | None:
