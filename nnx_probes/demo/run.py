@@ -50,7 +50,7 @@ def train(recipe: Recipe, text: Text, *, steps: int, every: int, logdir: Path, c
       console: where the progress bar goes.
     """
     model = recipe.model(len(text.vocabulary))
-    optimizer = nnx.Optimizer(model, recipe.transform, wrt=recipe.wrt)
+    optimizer = probes.watch(nnx.Optimizer(model, recipe.transform, wrt=recipe.wrt), model)
 
     @recipe.compile
     def train_step(model: LanguageModel, optimizer: nnx.Optimizer[LanguageModel], batch: Batch) -> jax.Array:

@@ -120,7 +120,7 @@ class Layout:
     ) -> jax.Array:
         """Returns uint32[words]; traceable. `params` are those *before* the update.
 
-        Cost: 3 passes over the gradients, 3 over the updates, 3 over the parameters; no memory beyond the result.
+        Cost: 3 passes over the gradients, 3 over the updates, 4 over the parameters; no memory beyond the result.
         """
         found = self.statistics(grads, params, updates)
         with jax.named_scope("nnx_probes"):
@@ -142,17 +142,16 @@ class Layout:
             for i, slot in enumerate(self.slots):
                 g, u, p = (None if xs is None else xs[i] for xs in (grads, updates, params))
                 moved = None if after is None or p is None else plain(after[i]) - plain(p)
-                for name, of, how in (
-                    ("grad_norm", g, _norm),
-                    ("grad_max", g, _max),
-                    ("grad_nonzero", g, _nonzero),
-                    ("update_norm", u, _norm),
-                    ("update_max", u, _max),
-                    ("update_nonzero", u, _nonzero),
-                    ("param_norm", p, _norm),
-                    ("moved", moved, _nonzero),
-                ):
-                    found[name].append(jnp.full((slot.rows,), jnp.nan, jnp.float32) if of is None else how(of, slot))
+                blank = jnp.full((slot.rows,), jnp.nan, jnp.float32)
+                for kind, of in (("grad", g), ("update", u), ("param", p)):
+                    largest = None if of is None else _max(of, slot)
+                    if kind != "param":
+                        found[f"{kind}_max"].append(
+                            blank if largest is None else largest.reshape(-1).astype(jnp.float32)
+                        )
+                        found[f"{kind}_nonzero"].append(blank if of is None else _nonzero(of, slot))
+                    found[f"{kind}_norm"].append(blank if of is None or largest is None else _norm(of, slot, largest))
+                found["moved"].append(blank if moved is None else _nonzero(moved, slot))
             joined = {name: _join(parts) for name, parts in found.items()}
             joined["grad_bad"] = self._count_bad(grads, joined["grad_max"])
             joined["update_bad"] = self._count_bad(updates, joined["update_max"])
@@ -243,18 +242,16 @@ def _others(x: jax.Array, slot: Slot) -> tuple[int, ...]:
     return tuple(i for i in range(x.ndim) if i != slot.axis)
 
 
-def _norm(x: jax.Array, slot: Slot) -> jax.Array:
-    axes = _others(x, slot)
-    wide = plain(apart(x))
-    largest = jnp.max(jnp.abs(wide), axis=axes, initial=0, keepdims=True)
+def _max(x: jax.Array, slot: Slot) -> jax.Array:
+    """The largest magnitude of each row, in the shape that broadcasts against `x`."""
+    return jnp.max(jnp.abs(plain(apart(x))), axis=_others(x, slot), initial=0, keepdims=True)
+
+
+def _norm(x: jax.Array, slot: Slot, largest: jax.Array) -> jax.Array:
     scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)  # no overflow and no underflow of the squares
     scaled = plain(apart(x)) / scale
-    root = jnp.sqrt(jnp.sum(scaled * scaled, axis=axes)) * scale.reshape(-1 if slot.axis is not None else ())
+    root = jnp.sqrt(jnp.sum(scaled * scaled, axis=_others(x, slot), keepdims=True)) * scale
     return root.reshape(-1).astype(jnp.float32)
-
-
-def _max(x: jax.Array, slot: Slot) -> jax.Array:
-    return jnp.max(jnp.abs(plain(apart(x))), axis=_others(x, slot), initial=0).reshape(-1).astype(jnp.float32)
 
 
 def _nonzero(x: jax.Array, slot: Slot) -> jax.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,11 +96,33 @@ def _as(dtype: type[np.floating[Any]], values: np.ndarray) -> np.ndarray:
         return values.astype(dtype)
 
 
+def _median(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else math.nan
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.mean(known)) if len(known) else math.nan
+
+
+_OVER_LEAVES: Mapping[str, Callable[[np.ndarray], float]] = {
+    "norm": _norm,
+    "max_abs": _max_abs,
+    "ratio": _median,
+    "absorbed": _mean,
+    "zeros": _mean,
+    "dead": _mean,
+}
+"""Statistic per leaf -> what stands for all leaves."""
+
+
 def scalars(record: Record) -> dict[str, float]:
     """Returns the record's numbers, and the aggregates of its per-leaf values, by tag.
 
     The tag is the dotted name with its first dot replaced by ``/``. Per-leaf values give
-    ``<group>/norm`` (root of the sum of squares over the leaves, in float64) and ``<group>/max_abs``.
+    ``<group>/norm`` (root of the sum of squares over the leaves, in float64), ``<group>/max_abs``, the median of
+    ``<group>/ratio`` and the means of ``<group>/absorbed``, ``<group>/zeros`` and ``<group>/dead``.
     ``nonfinite`` counts all non-finite elements and all non-finite numbers: a chart of NaN is a gap, a
     chart of counts is not. Texts, fingerprints and other per-leaf values are left out.
 
@@ -124,9 +146,11 @@ def scalars(record: Record) -> dict[str, float]:
             if statistic == "nonfinite":
                 bad += float(_as(np.float64, value).sum())
                 continue
-            if statistic not in ("norm", "max_abs"):
+            if statistic not in _OVER_LEAVES:
                 continue
-            shown = _norm(value) if statistic == "norm" else _max_abs(value)
+            shown = _OVER_LEAVES[statistic](value)
+            if math.isnan(shown) and statistic not in ("norm", "max_abs"):
+                continue  # not measured, which is no finding
         tag = _tag(name)
         found[f"{tag}#{_hash((name,))}" if tag in found else tag] = shown
     if seen_float:

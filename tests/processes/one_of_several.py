@@ -58,15 +58,18 @@ def whole(x):
     return jnp.asarray(np.asarray(gathered.addressable_data(0)))
 
 
-def run(compile_step, name, every=1, steps=12):
+def run(compile_step, name, every=1, steps=12, when=None):
     model, optimizer = build()
+    if when is not None:
+        optimizer = probes.watch(optimizer, model, when=when, fingerprints=True)
     step_of, memory = compile_step(train_step), MemoryWriter()
     before = probes.fingerprint(model)
     with probes.Monitor([f"{folder}/{name}", memory], model=model, optimizer=optimizer, every=every) as monitor:
         rng = np.random.default_rng(0)
         for step in range(steps):
             batch = spread(rng.normal(size=(8, 3)).astype(np.float32), ("x", "y"))
-            monitor(step, loss=step_of(model, optimizer, batch), batch=batch)
+            loss = jax.block_until_ready(step_of(model, optimizer, batch))  # gloo hangs with many steps in flight
+            monitor(step, loss=loss, batch=batch)
     alone = jax.tree.map(whole, nnx.to_pure_dict(nnx.state(model)))
     return {
         "before": before,
@@ -75,6 +78,8 @@ def run(compile_step, name, every=1, steps=12):
         "finite": all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(alone)),
         "alerts": [[a.rule, a.level.name, a.step, a.message, [c.slug for c in a.causes]] for a in monitor.alerts],
         "failures": monitor.failures,
+        "losses": [r.values["loss"] for r in memory.records],
+        "grads": [[r.step, r.values["grads.norm"].tolist()] for r in memory.records if "grads.norm" in r],
         "records": [[r.step, list(r.values["params.fingerprint"])] for r in memory.records],
     }
 
@@ -91,6 +96,8 @@ RUNS = {
     "sparse": lambda: run(nnx.jit, "sparse", every=5),
     "frozen": lambda: run(jax.jit, "frozen"),
     "auto": auto,
+    "watched": lambda: run(nnx.jit, "watched", every=3, when="armed"),
+    "inside": lambda: run(nnx.jit, "inside", every=3, when="inside"),
 }
 
 print(

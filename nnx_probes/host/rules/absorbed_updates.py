@@ -11,6 +11,7 @@ from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Leaves, Record
 from nnx_probes.host.rule import Rule
+from nnx_probes.host.rules.nonfinite import poisoned
 from nnx_probes.host.trend import converged
 
 __all__ = ["AbsorbedUpdates"]
@@ -52,7 +53,7 @@ class AbsorbedUpdates(Rule):
     def check(self, record: Record, history: History) -> Alert | None:
         leaves = record.leaves["updates"]
         some = self._long(history, self.note)
-        if len(some) != len(leaves) or not some.any() or "nonfinite" in history.raised:
+        if len(some) != len(leaves) or not some.any() or poisoned(record):
             return None
         much, most = self._long(history, self.warn), self._long(history, self.error)
         share = record.values["updates.absorbed"]

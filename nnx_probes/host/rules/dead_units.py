@@ -8,6 +8,7 @@ from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
+from nnx_probes.host.rules.nonfinite import poisoned
 
 __all__ = ["DeadUnits"]
 
@@ -34,7 +35,7 @@ class DeadUnits(Rule):
     def check(self, record: Record, history: History) -> Alert | None:
         paths, dead = record.leaves["activations"].paths, record.values["activations.dead"]
         rows = dead >= self.warn
-        if not rows.any():
+        if not rows.any() or poisoned(record):
             return None
         found = tuple(path for path, row in zip(paths, rows, strict=True) if row)
         worst = float(dead[rows].max())

@@ -13,7 +13,7 @@ from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
 
-__all__ = ["PHASES", "Nonfinite", "bad_leaves"]
+__all__ = ["PHASES", "Nonfinite", "bad_leaves", "poisoned"]
 
 PHASES = ("batch", "loss", "metrics", "grads", "updates", "params", "optimizer")
 """The order in which a bad number travels through a training step."""
@@ -92,6 +92,11 @@ def bad_leaves(record: Record, phase: str) -> tuple[list[str], int, int] | None:
         return None
     paths = record.leaves[phase].paths
     return [p for p, c in zip(paths, counts, strict=True) if c], int(np.sum(counts)), len(paths)
+
+
+def poisoned(record: Record) -> bool:
+    """Whether parameters or gradients hold NaN or Inf: what else they then show is a consequence."""
+    return bad_leaves(record, "params") is not None or bad_leaves(record, "grads") is not None
 
 
 def _skipped(record: Record) -> bool:

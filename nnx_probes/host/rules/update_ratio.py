@@ -10,6 +10,7 @@ from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
+from nnx_probes.host.rules.nonfinite import poisoned
 from nnx_probes.host.trend import converged
 
 __all__ = ["UpdateRatio"]
@@ -42,12 +43,14 @@ class UpdateRatio(Rule):
 
     def check(self, record: Record, history: History) -> Alert | None:
         leaves, ratio = record.leaves["updates"], record.values["updates.ratio"]
+        if poisoned(record):
+            return None
         matrix = np.array([len(shape) >= 2 for shape in leaves.shapes], bool)
         high = matrix & (history.windows.streak("updates.ratio", self._above, effective=True) >= self.updates)
         low = matrix & (history.windows.streak("updates.ratio", self._below, effective=True) >= self.updates)
         ever = history.windows.ever("updates.ratio")
         low &= ratio > _SHRUNK * ever  # it was small from the start: not the end of a schedule, not convergence
-        if converged(history) or {"nonfinite", "vanishing_gradients"} & history.raised:
+        if converged(history) or "vanishing_gradients" in history.raised:
             low[:] = False
         rows, word, limit = (high, "large", self.high) if high.any() else (low, "small", self.low)
         if not rows.any():

@@ -10,6 +10,7 @@ from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Leaves, Record
 from nnx_probes.host.rule import Rule
+from nnx_probes.host.rules.nonfinite import poisoned
 from nnx_probes.host.trend import converged
 
 __all__ = ["VanishingGradients"]
@@ -41,7 +42,7 @@ class VanishingGradients(Rule):
     by_leaf = True
 
     def check(self, record: Record, history: History) -> Alert | None:
-        if converged(history) or "nonfinite" in history.raised:
+        if converged(history) or poisoned(record):
             return None
         leaves = record.leaves["grads"]
         largest = _largest(record)

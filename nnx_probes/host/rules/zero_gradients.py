@@ -10,6 +10,7 @@ from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
+from nnx_probes.host.rules.nonfinite import poisoned
 from nnx_probes.host.trend import converged
 
 __all__ = ["ZeroGradients"]
@@ -44,7 +45,7 @@ class ZeroGradients(Rule):
         zero_for = windows.streak("grads.max_abs", _is_zero)
         leaves = record.leaves["grads"]
         sized = np.array([0 not in shape for shape in leaves.shapes], bool)
-        if len(zero_for) != len(sized) or not sized.any():
+        if len(zero_for) != len(sized) or not sized.any() or poisoned(record):
             return None
         done = converged(history)
         if (zero_for[sized] >= self.whole).all():
