@@ -138,6 +138,8 @@ def _named(flow: Flow, grads: str, updates: str) -> dict[str, np.ndarray]:
                 f"{updates}ratio": flow.ratio,
             }
         )
+        if not _all_nan(flow.cosine):
+            found[f"{updates}cosine"] = flow.cosine
         if not _all_nan(flow.param_norm):
             found[f"{updates}absorbed"] = flow.absorbed
     return found

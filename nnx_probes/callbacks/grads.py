@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -17,7 +18,7 @@ from nnx_probes.device.handed import Handed
 from nnx_probes.device.recompute import Recompute
 from nnx_probes.device.stats import PREFIX
 from nnx_probes.device.tap import Tap, is_watched, unpack
-from nnx_probes.device.whence import LIVE
+from nnx_probes.device.whence import AHEAD, LIVE
 from nnx_probes.errors import ArgumentTypeError
 from nnx_probes.host.record import Leaves
 
@@ -33,10 +34,10 @@ class GradientProbe(Callback):
 
     Puts into the record, one row a trained parameter: ``grads.norm``, ``grads.max_abs`` (float32), ``grads.nonfinite``
     (int32), ``grads.zeros`` (share of exact zeros); ``updates.norm``, ``updates.max_abs``, ``updates.nonfinite``,
-    ``updates.ratio`` (update norm over parameter norm), ``updates.absorbed`` (share of elements that the update does not
-    change although it is not 0), ``updates.entry`` and ``updates.leaving`` (fingerprints, see `watch`). For stacked layers
-    the same as ``slices.grads_norm`` and so on, one row a layer. Also ``grads.clip_norm`` and ``optimizer.skip_limit``,
-    read off the optimizer's chain.
+    ``updates.ratio`` (update norm over parameter norm), ``updates.cosine`` (of its angle to the gradient),
+    ``updates.absorbed`` (share of elements that the update does not change although it is not 0), ``updates.entry`` and
+    ``updates.leaving`` (fingerprints, see `watch`). For stacked layers the same as ``slices.grads_norm`` and so on, one row
+    a layer. Also ``grads.clip_norm`` and ``optimizer.skip_limit``, read off the optimizer's chain.
 
     Args:
       every: interval in steps, None for the monitor's.
@@ -62,6 +63,8 @@ class GradientProbe(Callback):
         self._table = FlowTable()
         self._tap: Callable[[], Any] = _gone
         self._armed = False
+        self._taken = 0
+        self._remainder = 0
         self._last: int | None = None
         self._chain: tuple[int, float | None, float | None] = (0, None, None)
 
@@ -70,8 +73,9 @@ class GradientProbe(Callback):
         if is_watched(ctx.optimizer):
             self._tap = weakref.ref(ctx.optimizer)
             self._armed = ctx.optimizer.arm(id(self))
+            self._taken = ctx.optimizer.evidence.taken
             if ctx.optimizer.evidence.inside and ctx.every is not None:
-                ctx.optimizer.set_interval(ctx.every)
+                ctx.optimizer.set_interval(ctx.every, self._remainder % ctx.every)
 
     def on_step_end(self, ctx: Context) -> None:
         """Queues what was measured."""
@@ -109,17 +113,24 @@ class GradientProbe(Callback):
         self._armed = False
         words = tap.read()
         self._note_unmeasured(ctx, tap)
+        if armed and not evidence.inside:
+            ctx.values["watch.missed"] = evidence.taken == self._taken
         if words is None or isinstance(words, jax.core.Tracer) or words.is_deleted():
             return False
         self._table.adopt(ctx.model, ctx.optimizer)
         words.copy_to_host_async()
+        steps = jnp.copy(tap.step.get_value()) if evidence.inside else None  # its measurement may be some updates old
 
         def values() -> tuple[Mapping[str, Any], Mapping[str, Leaves]]:
             found = unpack(evidence.layout, _fetch(words))
+            now = None if steps is None else int(_fetch(steps)) - 1
+            self._remainder = now or 0  # from the next probe on it is the due step's own update
             if found.count is None or found.count == self._last:
-                return {"watch.missed": armed and found.count is None}, {}
+                return ({"watch.missed": True} if evidence.inside and found.count is None else {}), {}
             self._last = found.count
             values, tables = self._table.values(evidence.layout, found.words)
+            if now is not None:
+                values = {**values, "grads.age": now - found.count}
             if found.entry:
                 values = {**values, "updates.entry": found.entry, "updates.leaving": found.leaving}
             return values, tables
@@ -134,6 +145,8 @@ class GradientProbe(Callback):
             ctx.values["watch.unmeasured"] = "its own update method cannot be followed"
         elif evidence.inside:
             return
+        elif evidence.ahead:
+            ctx.values["watch.unmeasured"] = AHEAD
         elif evidence.traced + evidence.conditional and evidence.whence != LIVE:
             ctx.values["watch.unmeasured"] = evidence.whence
         elif not (evidence.traced or evidence.conditional or evidence.eager):

@@ -11,6 +11,7 @@ from nnx_probes.callbacks.base import Callback, Context, Later, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.device.leaves import is_array
 from nnx_probes.device.probe import Sample
+from nnx_probes.device.stats import PREFIX
 from nnx_probes.host.record import Leaves
 
 __all__ = ["LossProbe"]
@@ -42,8 +43,9 @@ class LossProbe(Callback):
         if ctx.loss is not None and is_array(ctx.loss):
             later = self._loss.enqueue({"loss": ctx.loss}, _read_loss)
             ctx.later.append(_only(later, ("loss", "loss.size", "loop.traced")))
-        if ctx.metrics is not None and _has_arrays(ctx.metrics):
-            ctx.later.append(self._metrics.enqueue(ctx.metrics, _read_metrics))
+        metrics = _without_stats(ctx.metrics)
+        if metrics is not None and _has_arrays(metrics):
+            ctx.later.append(self._metrics.enqueue(metrics, _read_metrics))
 
 
 def _only(later: Later, names: tuple[str, ...]) -> Later:
@@ -70,6 +72,14 @@ def _read_metrics(sample: Sample, table: Leaves) -> Mapping[str, Any]:
             values[f"metrics.{leaf.path}"] = float(value)
     values["metrics.nonfinite"] = sample.nonfinite
     return values
+
+
+def _without_stats(metrics: Any) -> Any:
+    """The metrics without what `step_stats` returned, which `GradientProbe` reads."""
+    if not isinstance(metrics, Mapping):
+        return metrics
+    plain = {k: v for k, v in metrics.items() if not (isinstance(k, str) and k.startswith(PREFIX))}
+    return {k: _without_stats(v) if isinstance(v, Mapping) else v for k, v in plain.items()}
 
 
 def _has_arrays(metrics: Any) -> bool:

@@ -13,6 +13,7 @@ from nnx_probes.callbacks.base import Callback, Context, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.device.leaves import Leaf
 from nnx_probes.device.probe import Sample
+from nnx_probes.device.tap import is_watched
 from nnx_probes.host.record import Leaves
 
 __all__ = ["ParamProbe"]
@@ -52,6 +53,8 @@ class ParamProbe(Callback):
         if ctx.model is None:
             return
         self._optimizer = ctx.optimizer if isinstance(ctx.optimizer, nnx.Optimizer) else None
+        if is_watched(ctx.optimizer) and ctx.optimizer.evidence.hashing:
+            self._group.probe.prefer("mix64")  # those that `watch` takes inside the step
         ctx.later.append(self._group.enqueue(ctx.model, self._extra))
         self._optimizer = None  # hold nothing of the user's between steps
         ctx.values["loop.steps"] = ctx.steps

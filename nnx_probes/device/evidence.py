@@ -8,9 +8,10 @@ import weakref
 from typing import Any
 
 import jax
+from flax import nnx
 
 from nnx_probes.device.flow import Layout
-from nnx_probes.device.whence import whence
+from nnx_probes.device.whence import AHEAD, whence
 
 __all__ = ["Evidence"]
 
@@ -32,9 +33,12 @@ class Evidence:
       whence: where the newest trace took place, `LIVE` if a Variable added to the live optimizer comes back.
       blind: whether the newest update that was to be measured could not be followed.
       wanted: who asked for the next update to be measured.
-      interval: with `inside`, measure one update in so many.
+      interval: with `inside`, measure one update in so many,
+      remainder: namely that whose count leaves this remainder.
       newest: the newest measurement of an ``update`` outside any compiled step, or one that was taken off the optimizer.
       taken: how many there were.
+      hung: the blank array hung on the optimizer last; while it is still there nothing was written.
+      ahead: whether a step was ever compiled ahead of time: it would refuse an optimizer that has a Variable more.
     """
 
     def __init__(self, layout: Layout, model: type, *, inside: bool = False, hashing: bool = False) -> None:
@@ -48,9 +52,12 @@ class Evidence:
         self.whence = ""
         self.blind = False
         self.interval = 1
+        self.remainder = 0
         self.wanted: set[int] = set()
         self.newest: jax.Array | None = None
+        self.hung: Any = None
         self.taken = 0
+        self.ahead = False
         self._live: Any = None
 
     def note(self, inner: Any, traced: bool) -> None:
@@ -64,12 +71,15 @@ class Evidence:
             self.traced += 1
         try:
             self.whence = whence(inner, self.live())
+            self.ahead = self.ahead or self.whence.startswith(AHEAD)
         except Exception as error:  # flax's inside looks different: then nothing is added to the optimizer
             self.whence = f"this version of flax is not known ({type(error).__name__})"
 
     def swapped(self, args: tuple[Any, ...]) -> bool:
         """Whether ``update(grads, model)`` was called for ``update(model, grads)``: then there is no gradient to measure."""
-        return len(args) == 2 and isinstance(args[1], self.model) and not isinstance(args[0], self.model)
+        if len(args) != 2 or issubclass(self.model, nnx.State):
+            return False
+        return isinstance(args[1], self.model) and not isinstance(args[0], self.model)
 
     def live(self) -> Any:
         """Returns the optimizer that ``watch`` returned, None if it is gone."""

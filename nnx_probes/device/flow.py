@@ -30,6 +30,7 @@ _FLOATS = (
     "update_nonzero",
     "param_norm",
     "moved",
+    "along",
 )
 _COUNTS = ("grad_bad", "update_bad")
 _HUGE = {4: 1e38, 8: 1e300}
@@ -67,6 +68,7 @@ class Flow:
       grad_zeros: float32[n], share of elements that are exactly 0 (float32 subnormals count as 0).
       absorbed: float32[n], share of elements with u != 0 and p + u == p in the parameter's dtype.
       ratio: float32[n], update norm over parameter norm; NaN for a parameter that is all 0.
+      cosine: float32[n], of the angle between gradient and update: -1 for plain descent, above 0 uphill.
 
     What was not measured is NaN (0 for the counts); so are the shares of a row that holds NaN.
     """
@@ -81,6 +83,7 @@ class Flow:
     param_norm: np.ndarray
     absorbed: np.ndarray
     ratio: np.ndarray
+    cosine: np.ndarray
 
 
 class Layout:
@@ -120,7 +123,7 @@ class Layout:
     ) -> jax.Array:
         """Returns uint32[words]; traceable. `params` are those *before* the update.
 
-        Cost: 3 passes over the gradients, 3 over the updates, 4 over the parameters; no memory beyond the result.
+        Cost: 4 passes over the gradients, 4 over the updates, 4 over the parameters; no memory beyond the result.
         """
         found = self.statistics(grads, params, updates)
         with jax.named_scope("nnx_probes"):
@@ -143,8 +146,11 @@ class Layout:
                 g, u, p = (None if xs is None else xs[i] for xs in (grads, updates, params))
                 moved = None if after is None or p is None else plain(after[i]) - plain(p)
                 blank = jnp.full((slot.rows,), jnp.nan, jnp.float32)
+                tops: dict[str, jax.Array] = {}
                 for kind, of in (("grad", g), ("update", u), ("param", p)):
-                    largest = None if of is None else _max(of, slot)
+                    largest = None
+                    if of is not None:
+                        largest = tops[kind] = _max(of, slot)
                     if kind != "param":
                         found[f"{kind}_max"].append(
                             blank if largest is None else largest.reshape(-1).astype(jnp.float32)
@@ -152,6 +158,9 @@ class Layout:
                         found[f"{kind}_nonzero"].append(blank if of is None else _nonzero(of, slot))
                     found[f"{kind}_norm"].append(blank if of is None or largest is None else _norm(of, slot, largest))
                 found["moved"].append(blank if moved is None else _nonzero(moved, slot))
+                found["along"].append(
+                    blank if g is None or u is None else _along(g, u, slot, tops["grad"], tops["update"])
+                )
             joined = {name: _join(parts) for name, parts in found.items()}
             joined["grad_bad"] = self._count_bad(grads, joined["grad_max"])
             joined["update_bad"] = self._count_bad(updates, joined["update_max"])
@@ -179,6 +188,8 @@ class Layout:
             name: table[i].view(np.int32 if name in _COUNTS else np.float32).astype(np.float64)
             for i, name in enumerate(names)
         }
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows["along"] = rows["along"] * rows["grad_max"] * rows["update_max"]
         sizes = np.concatenate([np.full(s.rows, _size(s) / max(s.rows, 1)) for s in self.slots] or [np.zeros(0)])
         if stack:
             keep = np.concatenate([np.full(s.rows, s.axis is not None) for s in self.slots] or [np.zeros(0, bool)])
@@ -217,6 +228,8 @@ def _flow(rows: Mapping[str, np.ndarray], sizes: np.ndarray) -> Flow:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         zeros = np.where(sizes > 0, 1 - rows["grad_nonzero"] / size, 0.0)
         absorbed = np.maximum(rows["update_nonzero"] - rows["moved"], 0) / size
+        lengths = rows["grad_norm"] * rows["update_norm"]
+        cosine = np.where(lengths > 0, rows["along"] / lengths, np.nan)
         ratio = np.where(rows["param_norm"] > 0, rows["update_norm"] / rows["param_norm"], np.nan)
         floats = {name: rows[name].astype(np.float32) for name in _FLOATS}
     return Flow(
@@ -230,6 +243,7 @@ def _flow(rows: Mapping[str, np.ndarray], sizes: np.ndarray) -> Flow:
         param_norm=floats["param_norm"],
         absorbed=absorbed.astype(np.float32),
         ratio=ratio.astype(np.float32),
+        cosine=np.clip(cosine, -1, 1).astype(np.float32),
     )
 
 
@@ -247,8 +261,21 @@ def _max(x: jax.Array, slot: Slot) -> jax.Array:
     return jnp.max(jnp.abs(plain(apart(x))), axis=_others(x, slot), initial=0, keepdims=True)
 
 
+def _scale(largest: jax.Array) -> jax.Array:
+    """What to divide by so that squares neither overflow nor underflow."""
+    return jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+
+
+def _along(g: jax.Array, u: jax.Array, slot: Slot, g_largest: jax.Array, u_largest: jax.Array) -> jax.Array:
+    """The scalar product of gradient and update, each over its largest magnitude (complex ones by their moduli)."""
+    if jnp.iscomplexobj(g) or jnp.iscomplexobj(u):
+        return jnp.full((slot.rows,), jnp.nan, jnp.float32)
+    product = (plain(apart(g)) / _scale(g_largest)) * (plain(apart(u)) / _scale(u_largest))
+    return jnp.sum(product, axis=_others(g, slot)).reshape(-1).astype(jnp.float32)
+
+
 def _norm(x: jax.Array, slot: Slot, largest: jax.Array) -> jax.Array:
-    scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)  # no overflow and no underflow of the squares
+    scale = _scale(largest)
     scaled = plain(apart(x)) / scale
     root = jnp.sqrt(jnp.sum(scaled * scaled, axis=_others(x, slot), keepdims=True)) * scale
     return root.reshape(-1).astype(jnp.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,9 +54,10 @@ class _Spy:
         return result
 
 
-def handed(optimizer: Any, args: tuple[Any, ...]) -> Seen:
+def handed(optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen:
     """The gradients as ``update`` got them, and the parameters as they are now."""
     seen = Seen()
+    args = (*args, kwargs["grads"]) if "grads" in kwargs else args
     model, grads = args if len(args) == 2 else (getattr(optimizer, "model", None), args[0] if args else None)
     if isinstance(model, nnx.Pytree) and isinstance(grads, (nnx.Pytree, nnx.State)):
         seen.grads, seen.params = (_leaves(optimizer, x) for x in (grads, model))
@@ -67,8 +68,9 @@ def _leaves(optimizer: Any, tree: Any) -> list[Any]:
     return jax.tree.leaves(nnx.as_pure(nnx.state(tree, optimizer.wrt, graph=getattr(optimizer, "graph", None))))
 
 
-def add_note(error: Exception, optimizer: Any, args: tuple[Any, ...]) -> None:
+def add_note(error: Exception, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Says which parameters have no gradient, where that is what `error` is about: flax names no leaf."""
+    args = (*args, kwargs["grads"]) if "grads" in kwargs else args
     model, grads = args if len(args) == 2 else (getattr(optimizer, "model", None), args[0] if args else None)
     own = {path for path, _ in nnx.to_flat_state(nnx.state(model, optimizer.wrt))}
     got = {tuple(map(key_name, keys)) for keys, _ in jax.tree_util.tree_flatten_with_path(nnx.as_pure(grads))[0]}

@@ -41,8 +41,8 @@ def step_stats(*, grads: Any = None, updates: Any = None, params: Any = None, lo
       Names that begin with ``"probes/"`` -> float32[n_leaves] (int32[n_leaves] for the counts), in the order of
       ``jax.tree.leaves``: ``grads_norm``, ``grads_max_abs``, ``grads_nonfinite``, ``grads_zeros`` (share of elements that
       are exactly 0), ``updates_norm``, ``updates_max_abs``, ``updates_nonfinite``, ``params_norm``, ``update_ratio``
-      (update norm over parameter norm) and ``absorbed`` (share of elements with u != 0 and p + u == p), as far as the
-      arguments tell; ``loss`` (float32[]).
+      (update norm over parameter norm, NaN for parameters of 0) and ``absorbed`` (share of elements with u != 0 and
+      p + u == p), as far as the arguments tell; ``loss`` (float32[]).
 
     Raises:
       ArgumentTypeError: nothing was given, or something without arrays.
@@ -81,8 +81,9 @@ def _per_leaf(arrays: dict[str, list[jax.Array]]) -> dict[str, jax.Array]:
     for name in arrays:
         out.update({f"{PREFIX}{to}": found[of] for of, to in _NAMES[name].items()})
     if "grads" in arrays:
-        out[f"{PREFIX}grads_zeros"] = 1 - found["grad_nonzero"] / sizes
+        out[f"{PREFIX}grads_zeros"] = (sizes - found["grad_nonzero"]) / sizes
     if "updates" in arrays and "params" in arrays:
-        out[f"{PREFIX}update_ratio"] = found["update_norm"] / found["param_norm"]
+        ratio = found["update_norm"] / found["param_norm"]
+        out[f"{PREFIX}update_ratio"] = jnp.where(found["param_norm"] > 0, ratio, jnp.nan)
         out[f"{PREFIX}absorbed"] = (found["update_nonzero"] - found["moved"]) / sizes
     return out

@@ -32,8 +32,8 @@ NEVER = 2**32 - 1
 """Stands in the first word of a `ProbeState` that no update has written yet."""
 _LANES = 4
 """Words a parameter for two fingerprints."""
-_HEAD = 2
-"""Words before the measurement: ``optimizer.step`` of the measured update, and the interval (0: always)."""
+_HEAD = 3
+"""Words before the measurement: ``optimizer.step`` of the measured update; interval and remainder of those to measure."""
 
 
 class ProbeState(OptState):
@@ -60,11 +60,11 @@ class Tap:
             return self._update(args, kwargs)
         count, before = self.step.get_value(), Seen()
         with contextlib.suppress(Exception):  # gradients of another structure: flax will say so
-            before = handed(self, args)
+            before = handed(self, args, kwargs)
         with spying(self) as seen:
             result = self._update(args, kwargs)
         try:
-            after = handed(self, args).params if self.evidence.hashing else None
+            after = handed(self, args, kwargs).params if self.evidence.hashing else None
             self._measure(jnp.asarray(count), seen, before, after)
         except Exception as error:  # whatever it is, the user's step is worth more
             self.evidence.blind = True
@@ -76,7 +76,7 @@ class Tap:
             return super().update(*args, **kwargs)  # type: ignore[misc]
         except (TypeError, ValueError) as error:
             with contextlib.suppress(Exception):
-                add_note(error, self, args)
+                add_note(error, self, args, kwargs)
             raise
 
     def _measure(self, count: jax.Array, seen: Seen, before: Seen, after: list[Any] | None) -> None:
@@ -87,7 +87,12 @@ class Tap:
             return
         lanes = (before.params, after) if evidence.hashing and after is not None else None
         if state is None or not isinstance(count, jax.core.Tracer):
-            evidence.keep(_eagerly(evidence.layout, count, seen.grads, seen.params, seen.updates, lanes))
+            which = jnp.asarray([1, 0], jnp.uint32) if state is None else state.get_value()[1:_HEAD]
+            words = _eagerly(evidence.layout, count, which, seen.grads, seen.params, seen.updates, lanes)
+            if evidence.inside and state is not None:
+                state.set_value(words)
+            else:
+                evidence.keep(words)
         else:
             state.set_value(_words(evidence, state.get_value(), count, seen, lanes))
 
@@ -97,12 +102,14 @@ class Tap:
         """Asks for the next update to be measured. Returns whether that can work, as far as is known."""
         if self.evidence.inside:
             return True
+        if self.evidence.ahead:
+            return False
         if self.evidence.whence == LIVE:
             if "probe_state" not in vars(self):
                 attributes: Any = self
-                attributes.probe_state = ProbeState(
-                    jax.device_put(_blank(self.evidence))
-                )  # explicit: loops run under transfer guards
+                # An explicit transfer: loops run under transfer guards.
+                self.evidence.hung = jax.device_put(_blank(self.evidence))
+                attributes.probe_state = ProbeState(self.evidence.hung)
         elif not self.evidence.eager:
             return False
         self.evidence.wanted.add(who)
@@ -112,26 +119,29 @@ class Tap:
         """Takes the request back, and the measurement, if there is one, off the optimizer."""
         self.evidence.wanted.discard(who)
         if not self.evidence.inside and "probe_state" in vars(self):
-            words = vars(self)["probe_state"].get_value()
+            words = vars(self)["probe_state"].get_raw_value()
+            unwritten = words is self.evidence.hung
+            if unwritten and self.evidence.wanted:  # another monitor hung it up, for the next step
+                return
             del self.probe_state  # type: ignore[attr-defined]
-            if not isinstance(words, jax.core.Tracer):
+            if not unwritten and not isinstance(words, jax.core.Tracer):
                 self.evidence.keep(words)
 
     def read(self) -> jax.Array | None:
         """Returns the newest measurement (uint32, to be handed to `unpack`), None if there is none."""
         state = vars(self).get("probe_state")
-        if state is None:
+        if state is None or state.get_raw_value() is self.evidence.hung:
             return self.evidence.newest
         words = state.get_value()
         return words if isinstance(words, jax.core.Tracer) or words.is_deleted() else jnp.copy(words)
 
-    def set_interval(self, every: int) -> None:
-        """With ``when="inside"``: measures one update in `every`."""
-        state = vars(self).get("probe_state")
-        if state is not None and self.evidence.inside and every != self.evidence.interval:
-            self.evidence.interval = every
+    def set_interval(self, every: int, remainder: int = 0) -> None:
+        """With ``when="inside"``: measures the updates for which ``optimizer.step % every == remainder``."""
+        state, evidence = vars(self).get("probe_state"), self.evidence
+        if state is not None and evidence.inside and (every, remainder) != (evidence.interval, evidence.remainder):
+            evidence.interval, evidence.remainder = every, remainder
             words = np.array(jax.device_get(state.get_value()))
-            words[1] = every
+            words[1:_HEAD] = every, remainder
             state.set_value(jax.device_put(words))
 
 
@@ -186,6 +196,9 @@ def watch(
       fingerprints: also take every parameter's `mix64` fingerprint as it enters and as it leaves the update, which shows
         that a step's result did not arrive. None: where hashing is cheap, that is not on the CPU backend.
 
+    A step that is compiled ahead of time (``lower().compile()``) after ``nnx.jit`` has already run it cannot be told from
+    one that is not: use ``"inside"`` there.
+
     Raises:
       ArgumentTypeError: `optimizer` is no ``nnx.Optimizer``, `model` is no Module or State.
       ArgumentError: it is watched already, `when` is unknown, or `model` has other parameters than the optimizer's.
@@ -198,7 +211,7 @@ def watch(
     multiply-adds of a measured step in another way, which can change the last bit; `GradientProbe` with a loss function
     never touches the step.
 
-    Cost: armed, nothing on steps that are not due and 10 passes over the parameters' bytes on those that are; inside, the
+    Cost: armed, nothing on steps that are not due and 12 passes over the parameters' bytes on those that are; inside, the
     same, and on the CPU backend XLA's branch makes every small step slower (by 40 % in a 4-layer perceptron).
     """
     if when not in _WHEN:
@@ -233,32 +246,32 @@ def is_watched(optimizer: Any) -> TypeGuard[Tap]:
 def _blank(evidence: Evidence) -> np.ndarray:
     hashes = _LANES * len(evidence.layout.slots) if evidence.hashing else 0
     words = np.zeros(_HEAD + evidence.layout.words + hashes, np.uint32)
-    words[:_HEAD] = NEVER, evidence.interval
+    words[:_HEAD] = NEVER, evidence.interval, evidence.remainder
     return words
 
 
 def _words(evidence: Evidence, before: jax.Array, count: jax.Array, seen: Seen, lanes: Any) -> jax.Array:
     def measured() -> jax.Array:
-        return _packed(evidence.layout, count, before[1], seen.grads, seen.params, seen.updates, lanes)
+        return _packed(evidence.layout, count, before[1:_HEAD], seen.grads, seen.params, seen.updates, lanes)
 
     if before.shape != _blank(evidence).shape:
         return before
     if not evidence.inside:
         return measured()
-    due = count.astype(jnp.uint32) % jnp.maximum(before[1], 1) == 0
+    due = count.astype(jnp.uint32) % jnp.maximum(before[1], 1) == before[2]
     return jnp.asarray(lax.cond(due, measured, lambda: before))
 
 
-def _packed(layout: Layout, count: Any, every: Any, grads: Any, params: Any, updates: Any, lanes: Any) -> jax.Array:
-    parts = [jnp.stack([count.astype(jnp.uint32), every]), layout.measure(grads, params, updates)]
+def _packed(layout: Layout, count: Any, which: Any, grads: Any, params: Any, updates: Any, lanes: Any) -> jax.Array:
+    parts = [jnp.asarray(count).astype(jnp.uint32)[None], which, layout.measure(grads, params, updates)]
     if lanes is not None:
         parts += [mix64(x) for side in lanes for x in side]
     return jnp.concatenate(parts)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _eagerly(layout: Layout, count: Any, grads: Any, params: Any, updates: Any, lanes: Any) -> jax.Array:
-    return _packed(layout, count, jnp.uint32(1), grads, params, updates, lanes)
+def _eagerly(layout: Layout, count: Any, which: Any, grads: Any, params: Any, updates: Any, lanes: Any) -> jax.Array:
+    return _packed(layout, count, which, grads, params, updates, lanes)
 
 
 @functools.cache

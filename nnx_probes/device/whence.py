@@ -15,10 +15,11 @@ import jax
 
 from nnx_probes.device.leaves import reaches
 
-__all__ = ["ELSEWHERE", "LIVE", "whence"]
+__all__ = ["AHEAD", "ELSEWHERE", "LIVE", "whence"]
 
 LIVE = "live"
 """The live optimizer itself was passed to an ``nnx.jit`` function, which writes back what it changes."""
+AHEAD = "the step is compiled ahead of time"
 ELSEWHERE = "update does not run in an nnx.jit function that gets the live optimizer"
 
 _COMPILATION = "compilation.py"
@@ -45,7 +46,7 @@ def whence(inner: Any, live: Any) -> str:
             elif entered and code.co_qualname in _OUTER:
                 return _outer(frame, live)
             elif entered:
-                return f"the step is compiled ahead of time ({code.co_qualname.rpartition('.')[2]})"
+                return f"{AHEAD} ({code.co_qualname.rpartition('.')[2]})"
         frame = frame.f_back
     return ELSEWHERE
 

@@ -62,6 +62,11 @@ class Windows:
         kept = self._values.get(name)
         return kept[-1][1] if kept else None
 
+    def last_finite(self, name: str) -> np.ndarray | None:
+        """Returns the newest value that is finite for some leaf; None if there is none."""
+        kept = self._values.get(name, ())
+        return next((value for _, value in reversed(kept) if np.isfinite(value).any()), None)
+
     def ever(self, name: str) -> np.ndarray:
         """Returns float64[n_leaves], the largest magnitude each leaf ever had."""
         return self._ever.get(name, np.zeros(0))

@@ -81,6 +81,7 @@ def flow(
     updates=1e-3,
     ratio=None,
     absorbed=0.0,
+    cosine=None,
     grads_bad=0,
     updates_bad=0,
     slices=None,
@@ -94,7 +95,7 @@ def flow(
     Args:
       step, table, more: as in `params`; parameters are all 1, so an update's `ratio` is its magnitude.
       grads, updates: magnitude of every element, one number a leaf or one for all; None leaves the group out.
-      ratio, absorbed, grads_bad, updates_bad: likewise.
+      ratio, absorbed, grads_bad, updates_bad: likewise; `cosine` (between gradient and update) where given.
       slices: keywords of `stack`.
       activations: keywords of `places`.
       texts: fingerprints, new ones by default.
@@ -114,6 +115,7 @@ def flow(
     if updates is not None:
         values["updates.ratio"] = _row(updates if ratio is None else ratio, n)
         values["updates.absorbed"] = _row(absorbed, n)
+        values.update({} if cosine is None else {"updates.cosine": _row(cosine, n)})
     for group, given, build in (("slices", slices, stack), ("activations", activations, places)):
         if given is not None:
             tables[group], found = build(**given)

@@ -209,6 +209,7 @@ def breakdowns():
     yield [bad(loss=NAN, activations=dict(nonfinite=(0, 7)))], Facts()
     yield [bad(loss=0.5, activations=dict(nonfinite=(0, 7)))], Facts()
     yield [bad(s, (0, 4 * (s == 3)), loss=v) for s, v in enumerate((1.0, 9.0, 80.0, NAN))], Facts()
+    yield [flow(0, cosine=0.9), bad(1, loss=NAN)], Facts()
     yield [bad(table=halves(), loss=NAN)], Facts()
     yield [bad(table=halves("float8_e4m3fn"), loss=0.5)], Facts()
     yield [bad(loss=0.5, opt=dict(step=3, notfinite_count=3, total_notfinite=3))], Facts()
@@ -244,7 +245,8 @@ def gradients():
         [flow(s, table=LAYER, grads=0.0, absorbed=1.0, texts="ab", loss=0.0 if s else 1.0) for s in range(40)],
         Facts(),
     )
-    yield [flow(s, table=LAYER, loss=v, grads=v) for s, v in enumerate(jump)], Facts()
+    for more in ({}, dict(cosine=0.9)):
+        yield [flow(s, table=LAYER, loss=v, grads=v, **more) for s, v in enumerate(jump)], Facts()
     yield [flow(s, table=LAYER, loss=1.0, grads=v) for s, v in enumerate(jump)], Facts()
     yield [flow(s, table=LAYER, loss=v) for s, v in enumerate([2.0] * 100 + [7.0] * 30)], Facts()
 
@@ -309,6 +311,7 @@ def test_no_given_sentence_has_a_gap(entry):
         ("nonfinite", "clip_spread_inf", "every other parameter is not finite either"),
         ("absorbed_updates", "absorbed_by_dtype", "75% of the elements kept their value"),
         ("diverging", "learning_rate_too_high", "the loss grew from 1 to 50"),
+        ("diverging", "ascent", "the updates of 1 of 1 matrices go along their gradient, first lin.kernel"),
     ],
 )
 def test_what_was_seen_is_in_the_sentence(rule, slug, words):

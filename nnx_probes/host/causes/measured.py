@@ -15,6 +15,9 @@ __all__ = ["measured"]
 
 _MOST = 0.5
 _DEAD = 0.9
+_SMALL_GAIN = 0.3
+_UPHILL = 0.3
+"""Cosine between gradient and update; descent is -1 for SGD and about -0.3 to -0.8 for Adam, momentum may turn it for a step."""
 
 
 def measured(alert: Alert, record: Record, history: History) -> dict[str, Any]:
@@ -36,12 +39,15 @@ def measured(alert: Alert, record: Record, history: History) -> dict[str, Any]:
         "updates_nonzero_here": bool(len(updates)) and bool(np.all(updates > 0)),
         "absorbed_here": share >= _MOST,
         "absorbed_share": share,
+        "grads_known": "grads.norm" in record,
         "dead_inputs": _dead_inputs(alert, record),
         "dead_measured": bool(np.any(record.get("activations.dead", np.zeros(0)) >= _DEAD)),
         "saturated_measured": bool(np.any(record.get("activations.saturated", np.zeros(0)) >= _DEAD)),
+        "small_weights": _small_weights(record),
         "activations_bad": inside is not None,
         "module_words": f"; the first module whose output is not finite is {inside}." if inside else "",
         "converged": converged(history),
+        **_uphill(history),
         "large": bool(alert.values.get("large")),
         "clip_known": "grads.clip_norm" in record,
         **_spread(record),
@@ -81,6 +87,31 @@ def _first_bad_module(record: Record) -> str | None:
     if table is None or counts is None or not np.any(counts):
         return None
     return next(path for path, count in zip(table.paths, counts, strict=True) if count)
+
+
+def _uphill(history: History) -> dict[str, Any]:
+    """Whether an update goes along its gradient instead of against it."""
+    cosines, table = history.windows.last_finite("updates.cosine"), history.windows.leaves.get("updates")
+    if cosines is None or table is None or len(cosines) != len(table):
+        return {"uphill": False, "uphill_words": ""}
+    matrix = np.array([len(shape) >= 2 for shape in table.shapes], bool)
+    rows = matrix & (np.nan_to_num(cosines) > _UPHILL)
+    first = next((path for path, row in zip(table.paths, rows, strict=True) if row), "")
+    words = f"the updates of {int(rows.sum())} of {int(matrix.sum())} matrices go along their gradient, first {first}"
+    return {"uphill": bool(rows.any()), "uphill_words": words}
+
+
+def _small_weights(record: Record) -> bool:
+    """Whether most matrices are far below the usual scale of one over the root of their fan-in."""
+    table, norms = record.leaves.get("params"), record.get("params.norm")
+    if table is None or norms is None:
+        return False
+    gains = [
+        float(norm) / np.sqrt(shape[-1])  # root mean square times root of the fan-in
+        for norm, shape, trained in zip(norms, table.shapes, table.trained, strict=True)
+        if trained and len(shape) >= 2 and shape[-1] and np.isfinite(norm)
+    ]
+    return bool(gains) and float(np.median(gains)) < _SMALL_GAIN
 
 
 def _spread(record: Record) -> dict[str, Any]:

@@ -95,8 +95,8 @@ def bad_leaves(record: Record, phase: str) -> tuple[list[str], int, int] | None:
 
 
 def poisoned(record: Record) -> bool:
-    """Whether parameters or gradients hold NaN or Inf: what else they then show is a consequence."""
-    return bad_leaves(record, "params") is not None or bad_leaves(record, "grads") is not None
+    """Whether loss, gradients or parameters are not finite: what else they then show is a consequence."""
+    return any(bad_leaves(record, phase) is not None for phase in ("loss", "grads", "params"))
 
 
 def _skipped(record: Record) -> bool:

@@ -72,7 +72,7 @@ def _missed(record: Record, history: History) -> str | None:
         return None
     if counts[-1] - counts[-2] < int(record.get("loop.steps", 1)):
         return None
-    return "the step was compiled before and is called without being looked at again"
+    return "the step was compiled, or its objects were split, before watch() was called"
 
 
 def _unmeasured(why: object) -> tuple[str, str]:
