@@ -33,8 +33,10 @@ _FLOATS = (
     "along",
 )
 _COUNTS = ("grad_bad", "update_bad")
-_HUGE = {4: 1e38, 8: 1e300}
+_HUGE = {4: 1e38, 8: 1e308}
 """By itemsize: what makes every normal number at least 1 when multiplied with it."""
+
+_LARGE = 2.0**100
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Layout:
                 after = lax.optimization_barrier(optax.apply_updates(list(params), list(updates)))
             for i, slot in enumerate(self.slots):
                 g, u, p = (None if xs is None else xs[i] for xs in (grads, updates, params))
-                moved = None if after is None or p is None else plain(after[i]) - plain(p)
+                moved = None if after is None or p is None else _difference(after[i], p)
                 blank = jnp.full((slot.rows,), jnp.nan, jnp.float32)
                 tops: dict[str, jax.Array] = {}
                 for kind, of in (("grad", g), ("update", u), ("param", p)):
@@ -164,7 +166,7 @@ class Layout:
             joined = {name: _join(parts) for name, parts in found.items()}
             joined["grad_bad"] = self._count_bad(grads, joined["grad_max"])
             joined["update_bad"] = self._count_bad(updates, joined["update_max"])
-        return joined
+        return {name: joined[name] for name in (*_FLOATS, *_COUNTS)}
 
     def _count_bad(self, arrays: Sequence[jax.Array] | None, largest: jax.Array) -> jax.Array:
         none = jnp.zeros((self._n,), jnp.int32)
@@ -189,7 +191,7 @@ class Layout:
             for i, name in enumerate(names)
         }
         with np.errstate(over="ignore", invalid="ignore"):
-            rows["along"] = rows["along"] * rows["grad_max"] * rows["update_max"]
+            rows["along"] = rows["along"] * _host_scale(rows["grad_max"]) * _host_scale(rows["update_max"])
         sizes = np.concatenate([np.full(s.rows, _size(s) / max(s.rows, 1)) for s in self.slots] or [np.zeros(0)])
         if stack:
             keep = np.concatenate([np.full(s.rows, s.axis is not None) for s in self.slots] or [np.zeros(0, bool)])
@@ -223,6 +225,10 @@ class Layout:
         ]
 
 
+def _host_scale(largest: np.ndarray) -> np.ndarray:
+    return np.minimum(np.where((largest > 0) & np.isfinite(largest), largest, 1), _LARGE)
+
+
 def _flow(rows: Mapping[str, np.ndarray], sizes: np.ndarray) -> Flow:
     size = np.maximum(sizes, 1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -232,6 +238,7 @@ def _flow(rows: Mapping[str, np.ndarray], sizes: np.ndarray) -> Flow:
         cosine = np.where(lengths > 0, rows["along"] / lengths, np.nan)
         ratio = np.where(rows["param_norm"] > 0, rows["update_norm"] / rows["param_norm"], np.nan)
         floats = {name: rows[name].astype(np.float32) for name in _FLOATS}
+        ratio = ratio.astype(np.float32)
     return Flow(
         grad_norm=floats["grad_norm"],
         grad_max=floats["grad_max"],
@@ -242,7 +249,7 @@ def _flow(rows: Mapping[str, np.ndarray], sizes: np.ndarray) -> Flow:
         update_bad=rows["update_bad"].astype(np.int32),
         param_norm=floats["param_norm"],
         absorbed=absorbed.astype(np.float32),
-        ratio=ratio.astype(np.float32),
+        ratio=ratio,
         cosine=np.clip(cosine, -1, 1).astype(np.float32),
     )
 
@@ -261,9 +268,15 @@ def _max(x: jax.Array, slot: Slot) -> jax.Array:
     return jnp.max(jnp.abs(plain(apart(x))), axis=_others(x, slot), initial=0, keepdims=True)
 
 
+def _difference(after: jax.Array, before: jax.Array) -> jax.Array:
+    """What an update changed, 0 exactly where it changed nothing; narrow floats are subtracted as float32."""
+    return after - before if jnp.iscomplexobj(before) else jnp.asarray(plain(after) - plain(before))
+
+
 def _scale(largest: jax.Array) -> jax.Array:
     """What to divide by so that squares neither overflow nor underflow."""
-    return jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    sound = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+    return jnp.minimum(sound, _LARGE)  # XLA multiplies with the reciprocal, which must not be subnormal
 
 
 def _along(g: jax.Array, u: jax.Array, slot: Slot, g_largest: jax.Array, u_largest: jax.Array) -> jax.Array:

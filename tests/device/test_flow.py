@@ -295,7 +295,6 @@ def test_large_values_do_not_overflow(value):
     assert np.allclose([found["grad_norm"], found["update_norm"], found["param_norm"]], expected, rtol=1e-5)
 
 
-@pytest.mark.xfail(reason="XLA multiplies with 1/scale, which is subnormal and flushed to 0 above 2^126")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_norm_of_numbers_near_the_largest_is_not_zero(dtype):
     x = np.array([2e38, -1e38], dtype)
@@ -305,7 +304,6 @@ def test_the_norm_of_numbers_near_the_largest_is_not_zero(dtype):
     assert np.isclose(found["cosine"], -1)
 
 
-@pytest.mark.xfail(reason="the ratio is cast to float32 outside of errstate", raises=RuntimeWarning)
 def test_a_ratio_beyond_float32_is_infinite_and_warns_of_nothing():
     assert one(None, np.full(2, 1e-30, np.float32), np.full(2, 1e30, np.float32))["ratio"] == np.inf
 
@@ -461,13 +459,11 @@ def test_a_layout_fits_arrays_of_its_shapes_only():
 # --- further claims of the docstrings that do not hold yet ----------------------------------------------------
 
 
-@pytest.mark.xfail(reason="the moduli of p + u and p are compared, not the numbers")
 def test_a_complex_parameter_that_is_turned_has_moved():
     p, u = np.array([1, 1], np.complex64), np.array([-1 + 1j, -1 - 1j], np.complex64)
     assert one(None, p, u)["absorbed"] == 0
 
 
-@pytest.mark.xfail(reason="_HUGE[8] is 1e300: numbers below 1e-300 count as less than one")
 def test_every_normal_float64_counts_as_other_than_zero():
     with jax.enable_x64(True):
         assert one(np.array([1e-305, 1.0]), None, None)["grad_zeros"] == 0

@@ -122,7 +122,12 @@ def test_a_filter_that_selects_nothing_is_told_at_the_first_probe():
         (dict(step=0), {"watch.traced": 0, "watch.eager": 0}, Facts(watched=True), "update_not_called"),
         (dict(count=1, zero=True), {}, Facts(), "gradient_cut"),
         (dict(moving=True), {}, Facts(other_model=True), "other_copy_trained"),
-        (dict(moving=True), trial((1e-7, 1e-7), (1.0, 1.0), later=1e-7, earlier=1e-7), Facts(), "absorbed_by_dtype"),
+        (
+            dict(moving=True),
+            trial((1e-7, 1e-7), (1.0, 1.0), later=1e-7, earlier=1e-7),
+            Facts(),
+            "learning_rate_too_low",
+        ),
         (dict(moving=False), trial((0, 0), later=0, earlier=0), Facts(), "transform_zeroes_updates"),
         (dict(moving=True), trial((0, 0), later=0, earlier=0), Facts(), "learning_rate_zero"),
     ],
