@@ -18,7 +18,7 @@ from nnx_probes.device.handed import Handed
 from nnx_probes.device.recompute import Recompute
 from nnx_probes.device.stats import PREFIX
 from nnx_probes.device.tap import Tap, is_watched, unpack
-from nnx_probes.device.whence import AHEAD, LIVE
+from nnx_probes.device.whence import AHEAD, ELSEWHERE, LIVE
 from nnx_probes.errors import ArgumentTypeError
 from nnx_probes.host.record import Leaves
 
@@ -148,7 +148,7 @@ class GradientProbe(Callback):
         elif evidence.ahead:
             ctx.values["watch.unmeasured"] = AHEAD
         elif evidence.traced + evidence.conditional and evidence.whence != LIVE:
-            ctx.values["watch.unmeasured"] = evidence.whence
+            ctx.values["watch.unmeasured"] = evidence.whence or ELSEWHERE
         elif not (evidence.traced or evidence.conditional or evidence.eager):
             ctx.values["watch.unmeasured"] = "its update never ran: the step uses an optimizer made before watch()"
 

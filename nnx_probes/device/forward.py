@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jax.extend import core
 
-from nnx_probes.device.leaves import dotted, key_name
+from nnx_probes.device.leaves import Rest, dotted, key_name, split_arrays
 from nnx_probes.device.reduce import apart, count_nonfinite, plain
 
 __all__ = ["Forward", "Place", "read_places"]
@@ -68,7 +68,7 @@ class Forward:
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
         self._places: dict[Any, tuple[Place, ...]] = {}
-        self._program = jax.jit(self._measure, static_argnums=0)
+        self._program = jax.jit(self._measure, static_argnums=(0, 1))
 
     def enqueue(self, model: Any, batch: Any, kept: Any = None) -> tuple[tuple[Place, ...], jax.Array]:
         """Queues one forward pass; changes nothing of the model (not even its random state).
@@ -82,8 +82,9 @@ class Forward:
           The places in the order in which they are computed, and uint8[k] for `read_places`.
         """
         graphdef, pure = _split(model) if kept is None else kept
-        packed: jax.Array = self._program(graphdef, pure, batch)
-        key = (graphdef, _signature(pure), _signature(batch))
+        arrays, others = split_arrays(batch)
+        packed: jax.Array = self._program(graphdef, others, pure, arrays)
+        key = (graphdef, others, _signature(pure), _signature(arrays))
         if key not in self._places:  # the program was compiled before, for other objects of the same structure
             self._places[key] = self._latest
         return self._places[key], packed
@@ -93,8 +94,9 @@ class Forward:
         graphdef, pure = _split(model)
         return graphdef, _copy(pure)
 
-    def _measure(self, graphdef: Any, state: Any, batch: Any) -> jax.Array:
-        def run(state: Any, batch: Any) -> dict[str, list[Any]]:
+    def _measure(self, graphdef: Any, others: Rest, state: Any, batch: list[Any]) -> jax.Array:
+        def run(state: Any, arrays: list[Any]) -> dict[str, list[Any]]:
+            batch = others.join(arrays)
             model = nnx.merge(graphdef, state)
             capture = nnx.capture(_call(self._forward), nnx.Intermediate, method_outputs=nnx.Intermediate)
             _, captured = capture(model, batch)
@@ -103,7 +105,7 @@ class Forward:
         traced, shapes = jax.make_jaxpr(run, return_shape=True)(state, batch)
         names = [path for path, xs in shapes.items() for _ in xs]
         places, variables = _in_order(traced.jaxpr, names)
-        self._latest = self._places[(graphdef, _signature(state), _signature(batch))] = places
+        self._latest = self._places[(graphdef, others, _signature(state), _signature(batch))] = places
         jaxpr = traced.jaxpr.replace(outvars=variables, debug_info=_no_names(traced.jaxpr, len(variables)))
         arrays = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, traced.consts))(*jax.tree.leaves((state, batch)))
         with jax.named_scope("nnx_probes"):

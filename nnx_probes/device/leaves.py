@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnx_probes.errors import ArgumentTypeError
 
-__all__ = ["Leaf", "Tree", "dotted", "is_array", "key_name", "reaches"]
+__all__ = ["Leaf", "Rest", "Tree", "dotted", "is_array", "key_name", "reaches", "split_arrays"]
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -235,6 +235,28 @@ def reaches(root: Any, target: Any) -> bool:
             seen.add(id(node))
             stack.extend(_children(node))
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is no array in a pytree, and its structure: hashable where those things are, for ``static_argnums``."""
+
+    structure: Any
+    others: tuple[tuple[int, Any], ...]
+
+    def join(self, arrays: Sequence[Any]) -> Any:
+        """Returns the pytree with these arrays in their places."""
+        leaves, others = iter(arrays), dict(self.others)
+        return self.structure.unflatten(
+            [others[i] if i in others else next(leaves) for i in range(self.structure.num_leaves)]
+        )
+
+
+def split_arrays(tree: Any) -> tuple[list[Any], Rest]:
+    """Returns the arrays in `tree` and the rest of it (texts and other objects that no compiled function takes)."""
+    leaves, structure = jax.tree.flatten(tree)
+    others = tuple((i, x) for i, x in enumerate(leaves) if not is_array(x))
+    return [x for x in leaves if is_array(x)], Rest(structure, others)
 
 
 def _children(node: Any) -> list[Any]:

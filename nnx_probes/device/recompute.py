@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from nnx_probes.device.flow import Layout
+from nnx_probes.device.leaves import Rest, split_arrays
 from nnx_probes.device.slots import param_slots
 
 __all__ = ["Recompute"]
@@ -23,7 +24,7 @@ class Recompute:
 
     def __init__(self, loss_fn: Callable[..., Any]) -> None:
         self._loss_fn = loss_fn
-        self._program = jax.jit(self._measure, static_argnums=(0, 1))
+        self._program = jax.jit(self._measure, static_argnums=(0, 1, 2))
 
     def enqueue(self, model: Any, wrt: Any, batch: Any) -> tuple[Layout, jax.Array]:
         """Queues one forward and backward pass; returns what its words mean, and them. Changes nothing of the model."""
@@ -31,10 +32,15 @@ class Recompute:
         params, rest = states
         slots, _ = param_slots(model, wrt)
         layout = Layout(slots)
-        words: jax.Array = self._program(graphdef, layout, nnx.as_pure(params), nnx.as_pure(rest), batch)
+        arrays, others = split_arrays(batch)
+        words: jax.Array = self._program(graphdef, layout, others, nnx.as_pure(params), nnx.as_pure(rest), arrays)
         return layout, words
 
-    def _measure(self, graphdef: Any, layout: Layout, params: Any, rest: Any, batch: Any) -> jax.Array:
+    def _measure(
+        self, graphdef: Any, layout: Layout, others: Rest, params: Any, rest: Any, arrays: list[Any]
+    ) -> jax.Array:
+        batch = others.join(arrays)
+
         def loss(params: Any) -> jax.Array:
             out = self._loss_fn(nnx.merge(graphdef, params, rest), batch)
             value: jax.Array = out[0] if isinstance(out, tuple) else out

@@ -102,6 +102,9 @@ class Tap:
         """Asks for the next update to be measured. Returns whether that can work, as far as is known."""
         if self.evidence.inside:
             return True
+        if self.evidence.live() is not self:  # a clone or a deep copy is what trains now
+            self.evidence.belongs_to(self)
+            self.evidence.whence = ""
         if self.evidence.ahead:
             return False
         if self.evidence.whence == LIVE:

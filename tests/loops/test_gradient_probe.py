@@ -362,3 +362,17 @@ def test_arguments_that_cannot_work_are_refused_at_construction(arguments, error
 def test_step_stats_refuses_what_it_cannot_measure(arguments, error, text):
     with pytest.raises(getattr(probes.errors, error), match=text):
         probes.step_stats(**arguments)
+
+
+def test_a_batch_that_holds_more_than_arrays_is_no_obstacle():
+    model, optimizer = build()
+    writer = probes.writers.MemoryWriter()
+    probe = probes.GradientProbe(loss_fn=lambda model, data: mse(model, data["xy"]))
+    activations = probes.ActivationProbe(lambda model, data: model(data["xy"][0]))
+    batch = {"xy": BATCH, "names": ["a", None, "b"], "count": 3}
+    callbacks = [probe, activations]
+    with probes.Monitor(writer, model=model, optimizer=optimizer, every=1, callbacks=callbacks, rules=[]) as monitor:
+        monitor(0, batch=batch)
+        monitor(1, batch={**batch, "names": ["c", None, "d"]})
+    assert monitor.failures == {}
+    assert all("grads.norm" in r and "activations.rms" in r for r in writer.records)

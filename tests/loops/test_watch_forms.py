@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from types import SimpleNamespace
 
@@ -868,4 +869,12 @@ def test_watch_may_be_given_the_state_of_the_model():
     found = run(
         lambda i: jitted(model, optimizer, BATCHES[i]), model, optimizer, before=lambda i: direct(model, BATCHES[i])
     )
+    assert_right(found)
+
+
+@pytest.mark.parametrize("copied", [nnx.clone, copy.deepcopy])
+def test_a_copy_of_a_watched_optimizer_that_trains_in_its_place_is_measured(copied):
+    model, optimizer = build()
+    trains = copied(probes.watch(optimizer, model))
+    found = run(lambda i: jitted(model, trains, BATCHES[i]), model, trains, before=lambda i: direct(model, BATCHES[i]))
     assert_right(found)
