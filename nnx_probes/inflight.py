@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +30,16 @@ class InFlight:
         """Whether `read` would not wait."""
         return all(later.ready() for later in self.ctx.later)
 
-    def read(self) -> Record:
-        """Returns the record; waits for the device where it has to."""
+    def read(self, note: Callable[[str, Exception], None]) -> Record:
+        """Returns the record; waits for the device where it has to. A measurement that fails is noted and left out."""
         values: dict[str, Any] = dict(self.ctx.values)
         leaves: dict[str, Leaves] = {}
         for later in self.ctx.later:
-            more, tables = later.read()
+            try:
+                more, tables = later.read()
+            except Exception as error:
+                note("a measurement", error)
+                continue
             values.update(more)
             leaves.update(tables)
         return Record(self.ctx.step, self.time_s, values, leaves)

@@ -155,10 +155,11 @@ class Monitor(Callback):
         began = time.perf_counter()
         try:
             self._calls += 1
-            if type(step) is int and self._last_step < step < self._quiet_until:
+            ahead = type(step) is int and step > self._last_step
+            if self._pending and (not ahead or step >= self._plugged.next_due or self._pending.ready()):
+                self._settle()
+            if ahead and step < self._quiet_until:
                 self._last_step = step
-                if self._pending is not None and self._pending.ready():
-                    self._settle()
                 return False
             fields = dict(loss=loss, batch=batch, grads=grads, updates=updates, metrics=metrics)
             return self._probe(step, fields, model, optimizer)
@@ -172,7 +173,6 @@ class Monitor(Callback):
         began = time.perf_counter()
         if self._closed:
             return False
-        self._settle()
         try:
             step = operator.index(step)
         except TypeError:  # also what a tracer raises (jax.errors.TracerIntegerConversionError)
@@ -214,7 +214,7 @@ class Monitor(Callback):
         if pending is None:
             return
         began = time.perf_counter()
-        record = pending.read()
+        record = pending.read(self._plugged.note)
         record = replace(
             record,
             values={**record.values, "probes.overhead": self.overhead, "probes.every": self._own.every},
@@ -279,10 +279,10 @@ class Monitor(Callback):
             return
         try:
             self._settle()
-            self._plugged.each("on_train_end", Context(self._last_step, history=self._judge.history))
         except Exception as error:
             self._plugged.note("close", error)
         finally:
+            self._plugged.each("on_train_end", Context(self._last_step, history=self._judge.history))
             self._closed = True
             atexit.unregister(self._at_exit)
             self._out.close()

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_probes.callbacks.base import Callback, Context, Later, check_every
-from nnx_probes.device.forward import Forward, Place, read_places
+from nnx_probes.device.forward import RECTIFIERS, Forward, Place, read_places
 from nnx_probes.errors import ArgumentError, ArgumentTypeError
 from nnx_probes.host.record import Leaves
 
@@ -27,11 +27,12 @@ class ActivationProbe(Callback):
     Puts into the record, one row a place in the order of computation: ``activations.rms``, ``activations.max_abs``
     (float32), ``activations.nonfinite`` (count), ``activations.saturated`` (share within 1 % of the end of a sigmoid's or
     tanh's range; NaN elsewhere) and ``activations.dead`` (share of units, along the last axis, that were exactly 0 on
-    every sample of every probed batch for `window` steps; NaN for outputs of one axis). Also ``activations.window`` and
+    every sample of every probed batch for `window` steps; behind ReLUs only, NaN elsewhere). Also ``activations.window`` and
     ``activations.before`` (whether it ran on the parameters from before the step).
 
     A place is a module (``layers.0.lin``) or an activation function behind one (``layers.0.lin > relu``). Parameters, batch
-    and random state are those the step itself used. What runs inside ``nnx.scan`` is measured as its stacked output.
+    and random state are those the step itself used. Of what runs inside ``nnx.scan``, ``nnx.remat`` or an inner
+    ``nnx.jit`` the modules' outputs are measured (stacked by a scan), not the activation functions between them.
 
     Args:
       forward: of the model and the batch handed to the monitor; its result is not looked at.
@@ -93,7 +94,7 @@ class ActivationProbe(Callback):
         """Share of units that have not fired for `window` steps, counted from the first probe that saw them."""
         shares = np.full(len(places), np.nan, np.float32)
         for i, (place, fires) in enumerate(zip(places, alive, strict=True)):
-            if fires is None or not len(fires):
+            if fires is None or not len(fires) or place.function not in RECTIFIERS:
                 continue
             at = self._fired_at.get(place.path)
             at = np.full(len(fires), step) if at is None or len(at) != len(fires) else np.where(fires, step, at)

@@ -38,6 +38,8 @@ class Context:
       model, optimizer: the live objects.
       steps: calls of the monitor since this callback was last due.
       every: this callback's interval in steps, None where it is not known.
+      until, stride: in `before_due`, how many steps there are to the due one (1: it is the next), and by how much the
+        loop's steps grow.
       history: the run so far.
       values: put measurements here, under dotted names.
       later: queued measurements.
@@ -53,6 +55,8 @@ class Context:
     optimizer: Any = None
     steps: int = 1
     every: int | None = None
+    until: int = 1
+    stride: int = 1
     history: History | None = None
     values: dict[str, Any] = field(default_factory=dict)
     later: list[Later] = field(default_factory=list)
@@ -71,18 +75,23 @@ class Callback:
 
     Attributes:
       every: interval in steps of `on_step_end`; None takes the monitor's.
+      lead: at how many steps before a due one `before_due` is called (1: at the last one only).
       provides: names (or ``group.*``) of the values it puts into the context, for the check that every rule can be
         served.
     """
 
     every: int | None = None
+    lead: int = 1
     provides: tuple[str, ...] = ()
 
     def on_train_begin(self, ctx: Context) -> None:
         """Called once, at the first step the monitor sees."""
 
     def before_due(self, ctx: Context) -> None:
-        """Called before the step that will be a due one (as far as the loop's stride tells): only its objects are known."""
+        """Called after the `lead` steps before the one that will be due (as far as the loop's stride tells).
+
+        Only the step and the objects are known.
+        """
 
     def on_step_end(self, ctx: Context) -> None:
         """Called on due steps."""

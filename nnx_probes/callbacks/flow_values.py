@@ -65,7 +65,7 @@ class FlowTable:
 
     def from_stats(self, stats: Mapping[str, Any]) -> _Values:
         """Returns the values and tables of what `step_stats` returned; leaves are named where their number fits."""
-        found = {to: np.asarray(stats[of]) for of, to in _STATS.items() if of in stats}
+        found = {to: _last_row(np.asarray(stats[of])) for of, to in _STATS.items() if of in stats}
         n = len(next(iter(found.values())))
         parts = self._trained if len(self._trained) == n else [(i,) for i in range(n)]
         key = tuple(parts)
@@ -108,6 +108,11 @@ class FlowTable:
     def _kind(self, parts: tuple[Any, ...]) -> str:
         leaf = self._leaves.get(parts)
         return leaf.kind if leaf else "array"
+
+
+def _last_row(values: np.ndarray) -> np.ndarray:
+    """One number a leaf; of several steps at once (out of a scan) those of the last."""
+    return values.reshape(-1, values.shape[-1])[-1] if values.ndim > 1 else values.reshape(-1)
 
 
 def _selects(chosen: Any, parts: tuple[Any, ...], kind: type) -> bool:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from nnx_probes.callbacks.arming import Arming
 from nnx_probes.callbacks.base import Callback, Context, Later, check_every
 from nnx_probes.callbacks.flow_values import FlowTable
 from nnx_probes.device.chain import clip_norm, skip_limit
@@ -37,14 +38,17 @@ class GradientProbe(Callback):
     ``updates.ratio`` (update norm over parameter norm), ``updates.cosine`` (of its angle to the gradient),
     ``updates.absorbed`` (share of elements that the update does not change although it is not 0), ``updates.entry`` and
     ``updates.leaving`` (fingerprints, see `watch`). For stacked layers the same as ``slices.grads_norm`` and so on, one row
-    a layer. Also ``grads.clip_norm`` and ``optimizer.skip_limit``, read off the optimizer's chain.
+    a layer. Also ``grads.clip_norm`` and ``optimizer.skip_limit``, read off the optimizer's chain, and ``grads.age``, how many
+    updates before that of the due step the measured one was: under ``optax.MultiSteps`` it is the last one that moved the
+    parameters. A watched loop that calls ``update`` on some steps only (accumulation by hand) is measured at the next such
+    step and read at the due one after it.
 
     Args:
       every: interval in steps, None for the monitor's.
       loss_fn: ``loss_fn(model, batch)``, returning the loss or a tuple that begins with it. The gradient is that of the
         parameters after the step, on the step's batch; nothing the forward pass changes is kept.
 
-    Cost: of a watched optimizer see `watch`; of handed gradients one launch and 3 passes over each of gradients, updates
+    Cost: of a watched optimizer see `watch`; of handed gradients one launch and 4 passes over each of gradients, updates
     and parameters; with `loss_fn` one forward and backward pass a due step, and its compilation.
     """
 
@@ -62,28 +66,29 @@ class GradientProbe(Callback):
         self._handed = Handed()
         self._table = FlowTable()
         self._tap: Callable[[], Any] = _gone
-        self._armed = False
-        self._taken = 0
-        self._remainder = 0
+        self._arming = Arming()
+        self._silent = False
         self._last: int | None = None
         self._chain: tuple[int, float | None, float | None] = (0, None, None)
 
+    @property
+    def lead(self) -> int:  # type: ignore[override]
+        """One step; more where not every step moves the parameters."""
+        return self._arming.lead
+
     def before_due(self, ctx: Context) -> None:
         """Asks the watched optimizer to measure the next update."""
+        self._turn_to(ctx.optimizer)
         if is_watched(ctx.optimizer):
-            self._tap = weakref.ref(ctx.optimizer)
-            self._armed = ctx.optimizer.arm(id(self))
-            self._taken = ctx.optimizer.evidence.taken
-            if ctx.optimizer.evidence.inside and ctx.every is not None:
-                ctx.optimizer.set_interval(ctx.every, self._remainder % ctx.every)
+            self._arming.before(ctx, ctx.optimizer)
 
     def on_step_end(self, ctx: Context) -> None:
         """Queues what was measured."""
         self._read_chain(ctx)
-        if is_watched(ctx.optimizer):
-            self._tap = weakref.ref(ctx.optimizer)
-            if self._watched(ctx, ctx.optimizer):
-                return
+        ctx.values["grads.steps"] = ctx.steps
+        self._turn_to(ctx.optimizer)
+        if is_watched(ctx.optimizer) and self._watched(ctx, ctx.optimizer):
+            return
         if ctx.grads is not None or ctx.updates is not None:
             self._measure_handed(ctx)
         elif (stats := _step_stats(ctx.metrics)) is not None:
@@ -97,9 +102,14 @@ class GradientProbe(Callback):
 
     def on_train_end(self, ctx: Context) -> None:
         """Leaves the optimizer as it was."""
-        tap = self._tap()
-        if tap is not None:
-            tap.disarm(id(self))
+        self._turn_to(None)
+
+    def _turn_to(self, optimizer: Any) -> None:
+        """Takes what still hangs off another optimizer, and remembers this one (weakly)."""
+        before = self._tap()
+        if before is not None and before is not optimizer:
+            self._arming.leave(before)
+        self._tap = weakref.ref(optimizer) if is_watched(optimizer) else _gone
 
     def _measure_handed(self, ctx: Context) -> None:
         layout, words = self._handed.enqueue(ctx.model, ctx.optimizer, ctx.grads, ctx.updates)
@@ -108,43 +118,60 @@ class GradientProbe(Callback):
 
     def _watched(self, ctx: Context, tap: Tap) -> bool:
         """Queues the watched optimizer's measurement; False if there is none."""
-        evidence, armed = tap.evidence, self._armed
-        tap.disarm(id(self))
-        self._armed = False
+        evidence = tap.evidence
+        fresh, step = self._arming.at_due(tap), ctx.step
         words = tap.read()
         self._note_unmeasured(ctx, tap)
-        if armed and not evidence.inside:
-            ctx.values["watch.missed"] = evidence.taken == self._taken
+        if not evidence.inside:
+            if fresh is not None:
+                ctx.values["watch.missed"] = not fresh
+            if not fresh:
+                return False  # what there is belongs to an earlier step
+        elif self._silent and self._has_another_source(ctx):
+            return False
         if words is None or isinstance(words, jax.core.Tracer) or words.is_deleted():
             return False
         self._table.adopt(ctx.model, ctx.optimizer)
         words.copy_to_host_async()
-        steps = jnp.copy(tap.step.get_value()) if evidence.inside else None  # its measurement may be some updates old
+        later = evidence.inside or self._arming.counts  # the measurement may be some updates old
+        steps = jnp.copy(tap.step.get_value()) if later else None
 
         def values() -> tuple[Mapping[str, Any], Mapping[str, Leaves]]:
             found = unpack(evidence.layout, _fetch(words))
-            now = None if steps is None else int(_fetch(steps)) - 1
-            self._remainder = now or 0  # from the next probe on it is the due step's own update
-            if found.count is None or found.count == self._last:
-                return ({"watch.missed": True} if evidence.inside and found.count is None else {}), {}
-            self._last = found.count
+            number = None if steps is None else int(_fetch(steps)) - 1
+            if number is not None:
+                self._arming.count(step, number)
+            count, self._silent = found.count, True
+            if count is None:
+                return {"watch.missed": True}, {}
+            if count == self._last:
+                return {}, {}
+            self._last, self._silent = count, False
             values, tables = self._table.values(evidence.layout, found.words)
-            if now is not None:
-                values = {**values, "grads.age": now - found.count}
-            if found.entry:
+            self._arming.learn(count, _moves(values))
+            if evidence.inside:
+                values = {**values, "watch.missed": False}
+            if number is not None:
+                values = {**values, "grads.age": number - count}
+            if found.entry and "updates" in tables:
                 values = {**values, "updates.entry": found.entry, "updates.leaving": found.leaving}
             return values, tables
 
         ctx.later.append(_later([words], values))
         return True
 
+    def _has_another_source(self, ctx: Context) -> bool:
+        handed = ctx.grads is not None or ctx.updates is not None or _step_stats(ctx.metrics) is not None
+        return handed or self._recompute is not None
+
     def _note_unmeasured(self, ctx: Context, tap: Tap) -> None:
         """Says why a watched optimizer cannot be measured in this loop, where that is known."""
         evidence = tap.evidence
         if evidence.blind:
             ctx.values["watch.unmeasured"] = "its own update method cannot be followed"
+            ctx.values["watch.remedy"] = "none"
         elif evidence.inside:
-            return
+            ctx.values["watch.remedy"] = "earlier"
         elif evidence.ahead:
             ctx.values["watch.unmeasured"] = AHEAD
         elif evidence.traced + evidence.conditional and evidence.whence != LIVE:
@@ -170,6 +197,10 @@ def _later(arrays: list[Any], read: Callable[[], tuple[Mapping[str, Any], Mappin
         return all(bool(x.is_ready()) for x in arrays if hasattr(x, "is_ready"))
 
     return Later(ready, read)
+
+
+def _moves(values: Mapping[str, Any]) -> bool:
+    return bool(np.nansum(np.abs(values.get("updates.norm", 0))) > 0)
 
 
 def _fetch(words: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ from nnx_probes.callbacks.base import Callback, Context, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.device.leaves import Tree
 from nnx_probes.device.probe import Sample
-from nnx_probes.device.tap import is_watched
+from nnx_probes.device.tap import ProbeState, is_watched
 from nnx_probes.device.trial import try_update
 from nnx_probes.host.clock import counters
 from nnx_probes.host.history import History
@@ -88,6 +88,8 @@ def _gone() -> None:
 
 def optimizer_source(optimizer: Any) -> Any:
     """Returns the part of an optimizer that is its own state (never the model it may hold)."""
+    if isinstance(optimizer, nnx.State):
+        return nnx.filter_state(optimizer, nnx.Not(ProbeState))
     if not isinstance(optimizer, nnx.Optimizer):
         return optimizer
     return {"step": optimizer.step, "opt_state": optimizer.opt_state}

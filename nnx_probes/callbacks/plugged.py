@@ -44,7 +44,7 @@ class Plugged:
             pace.restart()
 
     def prepare(self, step: int, stride: int, model: Any, optimizer: Any) -> int:
-        """Tells the callbacks that will be due at the step after `step`.
+        """Tells the callbacks that will be due soon after `step`, by default at the step after it.
 
         Args:
           step: the step just completed.
@@ -55,13 +55,13 @@ class Plugged:
         Returns:
           The first step after `step` at which there is something to do.
         """
-        if step + stride < self.next_due:
-            return self.next_due - stride
         for callback, pace in self._slots:
-            if pace.due <= step + stride:
-                ctx = Context(step, model=model, optimizer=optimizer, every=pace.every)
+            if pace.due <= step + stride * callback.lead:
+                until = max(1, -(-(pace.due - step) // stride))
+                ctx = Context(step, model=model, optimizer=optimizer, every=pace.every, until=until, stride=stride)
                 self._call(callback, "before_due", ctx)
-        return self.next_due
+        quiet = (pace.due - stride * callback.lead for callback, pace in self._slots)
+        return min(self.next_due, max(step + stride, min(quiet, default=2**62)))
 
     def step_end(self, due: list[int], ctx: Context, calls: int) -> None:
         """Hands the step to the callbacks that are due; `calls` counts the monitor's calls so far."""

@@ -1,12 +1,14 @@
-"""What can be read off an optax transformation: at which norm it clips, and how many bad updates in a row it skips."""
+"""What can be read off an optax transformation: where it clips, how many bad updates it skips, how many it gathers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["clip_norm", "skip_limit"]
+__all__ = ["accumulation", "clip_norm", "skip_limit"]
 
-_DEEP = 12
+_DEEP = 50
+_PARTIAL = {"masked", "multi_transform", "partition"}
+"""Functions of optax whose inner transformations see a part of the parameters only."""
 
 
 def clip_norm(tx: Any) -> float | None:
@@ -24,6 +26,12 @@ def skip_limit(tx: Any) -> float | None:
     return next((x for x in found if x is not None), None)
 
 
+def accumulation(tx: Any) -> int | None:
+    """Returns k of an ``optax.MultiSteps`` over k mini-steps in `tx`, None if there is none or k changes over time."""
+    found = [_number(v) for v in _free_variables(tx, "MultiSteps", "every_k_schedule")]
+    return next((int(x) for x in found if x is not None and x >= 1), None)
+
+
 def _free_variables(tx: Any, owner: str, name: str) -> list[Any]:
     """The values of variable `name` in functions that were made inside a function called `owner`."""
     found: list[Any] = []
@@ -35,7 +43,7 @@ def _free_variables(tx: Any, owner: str, name: str) -> list[Any]:
             continue
         seen.add(id(node))
         qualified = getattr(node, "__qualname__", "")
-        if any(part in qualified for part in ("masked.", "multi_transform.", "partition.")):
+        if "." in qualified and qualified.split(".")[0] in _PARTIAL:
             continue
         cells = _cells(node)
         if qualified.startswith(f"{owner}.") and name in cells:

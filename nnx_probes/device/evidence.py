@@ -15,7 +15,7 @@ from nnx_probes.device.whence import AHEAD, whence
 
 __all__ = ["Evidence"]
 
-_BRANCHES = "conditionals"
+_BRANCHES = "conditionals.py"
 """Name of the source file of jax's ``cond`` and ``switch``."""
 
 
@@ -28,7 +28,7 @@ class Evidence:
       inside: whether measuring is part of every step.
       hashing: whether the parameters' fingerprints at entry and exit of ``update`` are taken as well.
       traced: how often ``update`` ran under a transformation.
-      conditional: how often that was inside a branch or a loop of the compiled step, which may not run every time.
+      conditional: how often that was inside a branch of the compiled step, which may not run every time.
       eager: how often it ran on concrete arrays.
       whence: where the newest trace took place, `LIVE` if a Variable added to the live optimizer comes back.
       blind: whether the newest update that was to be measured could not be followed.
@@ -99,7 +99,8 @@ def _in_control_flow() -> bool:
     """Whether a ``cond`` or ``switch`` is being traced right now: looked up in the call stack, at trace time only."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        if _BRANCHES in frame.f_code.co_filename:
+        name = frame.f_code.co_filename
+        if name.endswith(_BRANCHES) and "jax" in name:
             return True
         frame = frame.f_back
     return False

@@ -19,9 +19,9 @@ from jax.extend import core
 from nnx_probes.device.leaves import Rest, dotted, key_name, split_arrays
 from nnx_probes.device.reduce import apart, count_nonfinite, plain
 
-__all__ = ["Forward", "Place", "read_places"]
+__all__ = ["RECTIFIERS", "Forward", "Place", "read_places"]
 
-_RECTIFIERS = ("relu", "relu6", "max(x, 0)")
+RECTIFIERS = ("relu", "relu6", "max(x, 0)")
 _BOUNDED = {
     "sigmoid": (0.0, 1.0),
     "logistic": (0.0, 1.0),
@@ -30,7 +30,7 @@ _BOUNDED = {
     "hard_sigmoid": (0.0, 1.0),
 }
 """Activation functions that level off -> the two values they approach."""
-_NAMED = (*_RECTIFIERS, *_BOUNDED, "gelu", "silu", "swish", "elu", "selu", "leaky_relu", "softplus", "softmax", "celu")
+_NAMED = (*RECTIFIERS, *_BOUNDED, "gelu", "silu", "swish", "elu", "selu", "leaky_relu", "softplus", "softmax", "celu")
 _EDGE = 0.01
 """A sigmoid or tanh within this share of its range from an end counts as saturated."""
 _STATS = 4
@@ -66,7 +66,7 @@ class Forward:
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
+        self._forward = _unjitted(forward)
         self._places: dict[Any, tuple[Place, ...]] = {}
         self._program = jax.jit(self._measure, static_argnums=(0, 1))
 
@@ -144,6 +144,13 @@ def read_places(places: tuple[Place, ...], packed: np.ndarray) -> tuple[dict[str
     return {name: numbers[:, i].copy() for i, name in enumerate(names)}, alive
 
 
+def _unjitted(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under nnx.jit or jax.jit: behind a call the activation functions would not show."""
+    jitted = isinstance(forward, type(jax.jit(len))) or type(forward).__module__.startswith("flax.nnx.transforms")
+    inner: Callable[..., Any] = getattr(forward, "__wrapped__", forward) if jitted else forward
+    return inner
+
+
 def _call(forward: Callable[..., Any]) -> Callable[..., Any]:
     return lambda model, batch: forward(model, batch)  # nnx.capture looks for a module in a function's first argument
 
@@ -159,7 +166,7 @@ def _by_path(captured: Any) -> dict[str, list[Any]]:
             (i for i, part in enumerate(parts) if isinstance(part, str) and _is_method(part, parts, i)), len(parts)
         )
         method = parts[at] if at < len(parts) else "__call__"
-        path = dotted(parts[:at]) or "model"
+        path = dotted(parts[:at])  # "" for the model itself
         found.setdefault(path if method == "__call__" else f"{path}.{method}()", []).append(x)
     return found
 
@@ -188,21 +195,43 @@ def _in_order(jaxpr: Any, names: list[str]) -> tuple[tuple[Place, ...], list[Any
 
     for variable in jaxpr.invars:
         for name in outputs.get(variable, ()):
-            note(name, variable)
+            note(_shown(name), variable)
     inside_gelu = {v for eqn in jaxpr.eqns if _adds_one(eqn) for v in eqn.invars if not isinstance(v, core.Literal)}
     for eqn in jaxpr.eqns:
         function, result = _function(eqn), eqn.outvars[0] if len(eqn.outvars) == 1 else None
         if function and result not in inside_gelu and result is not None and _is_activation(result.aval):
             note(f"{last} > {function}", result, function)
-        for variable in eqn.outvars:
-            for name in sorted(outputs.get(variable, ()), key=_depth, reverse=True):  # the innermost module first
-                note(name, variable)
-                last = name
+        results = [(m, -_depth(name), name, v) for v, m in _moments(eqn) for name in outputs.get(v, ())]
+        for _, _, name, variable in sorted(results, key=lambda r: r[:2]):  # of one moment the innermost module first
+            last = _shown(name)
+            note(last, variable)
     return tuple(places), variables
 
 
+def _moments(eqn: Any) -> list[tuple[Any, tuple[int, ...]]]:
+    """Each result of an equation with its place in the order of computation inside it (of a scan, a remat, a jit)."""
+    inner = [p for p in map(_as_jaxpr, eqn.params.values()) if p is not None and len(p.outvars) == len(eqn.outvars)]
+    if len(inner) != 1:
+        return [(v, ()) for v in eqn.outvars]
+    when: dict[Any, tuple[int, ...]] = {}
+    for i, e in enumerate(inner[0].eqns):
+        when.update({v: (i, *moment) for v, moment in _moments(e)})
+    pairs = zip(eqn.outvars, inner[0].outvars, strict=True)
+    return [(v, (-1,) if isinstance(x, core.Literal) else when.get(x, (-1,))) for v, x in pairs]
+
+
+def _as_jaxpr(value: Any) -> Any:
+    jaxpr = getattr(value, "jaxpr", value)
+    return jaxpr if hasattr(jaxpr, "eqns") and hasattr(jaxpr, "outvars") else None
+
+
 def _depth(name: str) -> int:
-    return 0 if name.startswith("model") else name.count(".") + 1
+    """How many modules lie around the one of this path."""
+    return 0 if not name or name.startswith(".") else name.count(".") + 1
+
+
+def _shown(name: str) -> str:
+    return f"model{name}" if not name or name.startswith(".") else name
 
 
 def _is_activation(aval: Any) -> bool:
@@ -251,7 +280,7 @@ def _alive(x: jax.Array) -> jax.Array:
 
 def _signature(tree: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves)
+    return structure, tuple((np.shape(x), str(jax.typeof(x).dtype)) for x in leaves)  # dtype as jax narrows it
 
 
 def _no_names(jaxpr: Any, n: int) -> Any:

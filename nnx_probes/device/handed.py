@@ -33,7 +33,7 @@ class Handed:
         first = g or u
         if not first:
             raise ArgumentTypeError(
-                "grads= and updates= hold no array: expected what nnx.grad or optimizer.update returned."
+                "grads= and updates= hold no jax.Array: expected what nnx.grad or optimizer.update returned."
             )
         slots, params = param_slots(model, wrt) if isinstance(model, nnx.Pytree) else ((), [])
         known = {slot.parts: (slot, x) for slot, x in zip(slots, params, strict=True)}

@@ -14,8 +14,8 @@ def layer_axes(model: Any) -> dict[int, int]:
 
     NNX marks nothing when it stacks, so this goes by what flax's own layers say of themselves: a ``Linear`` of 6 features
     in and 6 out whose kernel has shape (4, 6, 6) is a stack of 4. Other Variables of a module whose every known layer is
-    stacked by the same number are taken along when their first axis has that length. A stack of a module that holds none
-    of flax's layers is not recognised and is judged as one leaf.
+    stacked by the same number along the first axis are taken along when their own first axis has that length. A stack of
+    a module that holds none of flax's layers is not recognised and is judged as one leaf.
     """
     found: dict[int, int] = {}
     if isinstance(model, nnx.Pytree):
@@ -23,18 +23,18 @@ def layer_axes(model: Any) -> dict[int, int]:
     return found
 
 
-def _visit(module: Any, found: dict[int, int], seen: set[int]) -> set[int]:
-    """Notes the stacked Variables below `module`; returns the depths of its known layers (0: not stacked)."""
+def _visit(module: Any, found: dict[int, int], seen: set[int]) -> set[tuple[int, int]]:
+    """Notes the stacked Variables below `module`; returns (depth, axis) of its known layers, (0, 0) for no stack."""
     if id(module) in seen:
         return set()
     seen.add(id(module))
-    depths: set[int] = set()
+    stacks: set[tuple[int, int]] = set()
     own: list[Any] = []
     for value in _values(module):
         if isinstance(value, nnx.Variable):
             own.append(value)
         elif isinstance(value, (nnx.Pytree, list, tuple, dict)):
-            depths |= _visit(value, found, seen)
+            stacks |= _visit(value, found, seen)
     own = [v for v in own if hasattr(v.get_raw_value(), "shape")]
     rank = _rank(module)
     if rank is not None:
@@ -43,15 +43,16 @@ def _visit(module: Any, found: dict[int, int], seen: set[int]) -> set[int]:
         shape = getattr(value, "shape", None)
         if shape is not None:
             axis = _extra_axis(shape, rank[1])
-            depths.add(0 if axis is None else shape[axis])
+            stacks.add((0, 0) if axis is None else (shape[axis], axis))
             if axis is not None and kernel is not None:
                 found[id(kernel)] = axis
-    if len(depths) == 1 and (depth := next(iter(depths))):
+    depth, axis = next(iter(stacks)) if len(stacks) == 1 else (0, 0)
+    if depth and axis == 0:
         for variable in own:
             shape = variable.get_raw_value().shape
             if shape and shape[0] == depth:
                 found.setdefault(id(variable), 0)
-    return depths
+    return stacks
 
 
 def _values(node: Any) -> list[Any]:
@@ -69,7 +70,8 @@ def _rank(module: Any) -> tuple[str, tuple[int, ...]] | None:
     if isinstance(module, (nnx.LayerNorm, nnx.RMSNorm, nnx.BatchNorm)):
         return "scale", (module.num_features,)
     if isinstance(module, nnx.LinearGeneral):
-        return "kernel", (*module.in_features, *module.out_features)
+        batch = [module.batch_axis[axis] for axis in sorted(module.batch_axis)]
+        return "kernel", (*batch, *module.in_features, *module.out_features)
     if isinstance(module, nnx.Conv):
         return "kernel", tuple(module.kernel_shape)
     return None

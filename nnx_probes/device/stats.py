@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_probes.device.flow import Layout, Slot
+from nnx_probes.device.leaves import dotted, key_name
 from nnx_probes.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["PREFIX", "step_stats"]
@@ -48,34 +49,57 @@ def step_stats(*, grads: Any = None, updates: Any = None, params: Any = None, lo
       ArgumentTypeError: nothing was given, or something without arrays.
       ArgumentError: the arguments differ in structure or shapes.
 
-    Cost: 3 passes each over gradients, updates and parameters.
+    Cost: 4 passes each over gradients, updates and parameters.
     """
     given = {n: x for n, x in (("grads", grads), ("updates", updates), ("params", params)) if x is not None}
     if not given and loss is None:
         raise ArgumentTypeError("step_stats() got nothing: expected grads=, updates=, params= or loss=.")
-    arrays = {name: jax.tree.leaves(nnx.as_pure(tree)) for name, tree in given.items()}
+    named = {name: jax.tree_util.tree_flatten_with_path(nnx.as_pure(tree))[0] for name, tree in given.items()}
+    arrays = {name: [_plain(x) for _, x in leaves] for name, leaves in named.items()}
+    paths = {name: [dotted([key_name(k) for k in keys]) for keys, _ in leaves] for name, leaves in named.items()}
     for name, leaves in arrays.items():
         if not leaves or not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves):
             raise ArgumentTypeError(f"step_stats({name}={type(given[name]).__name__}): expected a pytree of arrays.")
     out: dict[str, jax.Array] = {}
     if arrays:
+        _check(arrays, paths)
         out = _per_leaf(arrays)
     if loss is not None:
         out[f"{PREFIX}loss"] = jnp.asarray(loss, jnp.float32).reshape(())
     return out
 
 
-def _per_leaf(arrays: dict[str, list[jax.Array]]) -> dict[str, jax.Array]:
+def _plain(x: Any) -> Any:
+    """`x`, or zeros for typed PRNG keys, which a whole module may hold: they have no norm."""
+    keys = hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jnp.zeros(x.shape, jnp.uint32) if keys else x
+
+
+def _layout(arrays: dict[str, list[jax.Array]]) -> Layout:
+    return Layout([Slot((i,), tuple(x.shape), str(x.dtype)) for i, x in enumerate(next(iter(arrays.values())))])
+
+
+def _check(arrays: dict[str, list[jax.Array]], paths: dict[str, list[str]]) -> None:
     first, model = next(iter(arrays.items()))
-    layout = Layout([Slot((i,), tuple(x.shape), str(x.dtype)) for i, x in enumerate(model)])
+    layout = _layout(arrays)
     for name, leaves in arrays.items():
+        if paths[name] != paths[first] and len(leaves) == len(model):
+            i = next(i for i, (a, b) in enumerate(zip(paths[name], paths[first], strict=True)) if a != b)
+            raise ArgumentError(
+                f"step_stats(): leaf {i} of {name} is {paths[name][i]!r}, that of {first} {paths[first][i]!r}: expected "
+                "the same structure. Pass them as the optimizer sees them, for example nnx.state(model, nnx.Param)."
+            )
         if not layout.fits(leaves):
             raise ArgumentError(
                 f"step_stats(): {name} has leaves of shapes {[x.shape for x in leaves][:4]}..., {first} of "
                 f"{[x.shape for x in model][:4]}...: expected the same structure. Pass them as the optimizer sees them, "
                 "for example nnx.state(model, nnx.Param)."
             )
-    found = layout.statistics(arrays.get("grads"), arrays.get("params"), arrays.get("updates"))
+
+
+def _per_leaf(arrays: dict[str, list[jax.Array]]) -> dict[str, jax.Array]:
+    model = next(iter(arrays.values()))
+    found = _layout(arrays).statistics(arrays.get("grads"), arrays.get("params"), arrays.get("updates"))
     sizes = jnp.asarray([max(int(x.size), 1) for x in model], jnp.float32)
     out = {}
     for name in arrays:

@@ -56,7 +56,7 @@ class Tap:
         traced = isinstance(self.step.get_raw_value(), jax.core.Tracer)
         self.evidence.note(self, traced)
         asked = "probe_state" in vars(self) or (self.evidence.wanted and not traced)
-        if not asked or self.evidence.swapped(args):
+        if not asked or "tx" not in vars(self) or self.evidence.swapped(args):
             return self._update(args, kwargs)
         count, before = self.step.get_value(), Seen()
         with contextlib.suppress(Exception):  # gradients of another structure: flax will say so
@@ -67,8 +67,9 @@ class Tap:
             after = handed(self, args, kwargs).params if self.evidence.hashing else None
             self._measure(jnp.asarray(count), seen, before, after)
         except Exception as error:  # whatever it is, the user's step is worth more
+            if not self.evidence.blind:  # said once
+                _log.warning("a gradient was not measured: %s: %s", type(error).__name__, error, exc_info=error)
             self.evidence.blind = True
-            _log.warning("a gradient was not measured: %s: %s", type(error).__name__, error, exc_info=error)
         return result
 
     def _update(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,6 +130,11 @@ class Tap:
             del self.probe_state  # type: ignore[attr-defined]
             if not unwritten and not isinstance(words, jax.core.Tracer):
                 self.evidence.keep(words)
+
+    def hangs(self) -> bool:
+        """Whether a `ProbeState` hangs on the optimizer that no update has written yet."""
+        state = vars(self).get("probe_state")
+        return state is not None and not self.evidence.inside and state.get_raw_value() is self.evidence.hung
 
     def read(self) -> jax.Array | None:
         """Returns the newest measurement (uint32, to be handed to `unpack`), None if there is none."""

@@ -84,7 +84,11 @@ class History:
         if "optimizer.fingerprint" in record:
             _fold(self.optimizer, record, "optimizer", 0)
             self._compare_movement()
-        self.windows.observe(record, updates)
+        own = int(
+            record.get("grads.steps", record.get("loop.steps", 1))
+        )  # the gradients' probe may have its own interval
+        same = "params.fingerprint" in record and int(record.get("loop.steps", 1)) == own
+        self.windows.observe(record, updates if same else own)
         for name, value in (*_scalars(record.values), *_totals(record)):
             self._series.setdefault(name, deque(maxlen=_KEPT)).append((record.step, value))
             if np.isfinite(value):

@@ -30,7 +30,7 @@ FTZ = float(2.0**-126)
 F32_MAX = float(np.finfo(np.float32).max)
 COUNTS = {"grad_bad", "update_bad"}
 NAMES = [field.name for field in dataclasses.fields(Flow)]
-seeded = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+seeded = settings(derandomize=True, deadline=None, max_examples=40, database=None)
 
 
 def layout_of(dtype, slots=SLOTS):

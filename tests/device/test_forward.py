@@ -514,22 +514,16 @@ def test_kept_copies_share_no_buffer_with_the_model():
     assert all(a.unsafe_buffer_pointer() != b.unsafe_buffer_pointer() for a, b in plain) and len(plain) > 4
 
 
-# --- claims that do not hold yet ------------------------------------------------------------------------------
-
-
-@pytest.mark.xfail(reason="what one equation returns is sorted by the modules' names, outer ones first")
 @pytest.mark.parametrize("transform", [nnx.remat, nnx.jit])
 def test_places_inside_a_transformation_come_in_the_order_of_computation(transform):
     found = measured(Wrapped(Backwards(nnx.Rngs(0)), transform), batch())
     assert found.paths == ["inner.zz", "inner.mm", "inner.aa", "inner", "model"]
 
 
-@pytest.mark.xfail(reason="what one equation returns is sorted by the modules' names, outer ones first")
 def test_places_inside_a_scan_come_in_the_order_of_computation():
     assert measured(Scanned(nnx.Rngs(0)), batch()).paths == ["layers.lin", "layers.out", "layers", "head", "model"]
 
 
-@pytest.mark.xfail(reason="an attribute called model is taken for the model itself")
 def test_a_module_called_model_is_an_inner_one():
     class Wrapper(nnx.Module):
         def __init__(self):
@@ -542,9 +536,6 @@ def test_a_module_called_model_is_an_inner_one():
     assert paths[:3] == ["model.zz", "model.mm", "model.aa"] and len(paths) == 5
 
 
-@pytest.mark.xfail(
-    reason="places are looked up by the dtype before jax narrows it, else the last traced ones are taken"
-)
 def test_a_float64_batch_gets_the_places_of_the_program_that_runs():
     forward, x = Forward(call), batch()
     narrow, deep = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), Backwards(nnx.Rngs(0))
@@ -552,3 +543,14 @@ def test_a_float64_batch_gets_the_places_of_the_program_that_runs():
     forward.enqueue(deep, x)
     places, _ = forward.enqueue(narrow, x.astype(np.float64))
     assert [place.path for place in places] == ["model"]
+
+
+@pytest.mark.parametrize("jit", [nnx.jit, jax.jit])
+def test_a_forward_that_is_jitted_already_shows_its_activation_functions(jit):
+    def forward(model, x):
+        return nnx.relu(model(x))
+
+    model, x = nnx.Linear(3, 2, rngs=nnx.Rngs(0)), batch()
+    jitted, plain = (Forward(f).enqueue(model, x) for f in (jit(forward), forward))
+    assert [place.path for place in jitted[0]] == ["model", "model > relu"] == [place.path for place in plain[0]]
+    np.testing.assert_array_equal(jitted[1], plain[1])

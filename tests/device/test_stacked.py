@@ -169,15 +169,10 @@ def test_parameters_know_their_axis_and_their_rows():
     assert not any("mean" in slot.parts for slot in slots)
 
 
-# --- claims that do not hold yet ------------------------------------------------------------------------------
-
-
-@pytest.mark.xfail(reason="other Variables are taken along at axis 0 whichever axis the kernel has")
 def test_a_square_bias_beside_a_kernel_stacked_along_its_second_axis_is_not_said_to_lie_along_the_first():
     layers = stack(lambda rngs: nnx.Linear(6, DEPTH, rngs=rngs), out_axes=1)
     assert layers.bias.shape == (DEPTH, DEPTH) and found(layers).get("bias") in (None, 1)
 
 
-@pytest.mark.xfail(reason="batch_axis adds an axis to the kernel of one layer")
 def test_a_layer_with_one_kernel_for_each_element_of_a_batch_axis_is_not_a_stack():
     assert found(nnx.LinearGeneral(6, 5, axis=-1, batch_axis={0: 4}, rngs=nnx.Rngs(0))) == {}

@@ -103,5 +103,8 @@ def test_the_folder_of_a_faulty_demo_shows_its_scalars_and_its_alert(tmp_path):
         tab.show(f"{address}?smoothing=0&tagFilter=loss#timeseries")
         tab.until(f"{CARDS}.includes('loss') && {CARDS}.includes('Step')")
         tab.show(f"{address}#text")
-        for expected in ("ERROR frozen_params at step 10 No parameter moves", "Use @nnx.jit instead of @jax.jit"):
+        for expected in (
+            "ERROR lost_update at step 10 Every update is thrown away",
+            "Use @nnx.jit instead of @jax.jit",
+        ):
             tab.until(f"visible(document.body).replace(/\\s+/g, ' ').includes({json.dumps(expected)})")

@@ -175,4 +175,3 @@ GRADIENTS = (
         base=0.92,
     ),
 )
-"""The last two rank below anything proven: spikes and divergence have many causes that only a second run can tell apart."""

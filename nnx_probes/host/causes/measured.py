@@ -76,10 +76,10 @@ def _dead_inputs(alert: Alert, record: Record) -> bool:
     table, largest = record.leaves.get("grads"), record.get("grads.max_abs")
     if table is None or largest is None:
         return False
-    zero = {p for p, v in zip(table.paths, largest, strict=True) if v == 0}
-    alive = {p.rpartition(".")[0] for p, v in zip(table.paths, largest, strict=True) if v > 0}
-    here = zero & set(alert.paths)
-    return any(path.rpartition(".")[0] in alive for path in here)
+    rows = list(zip(table.paths, table.shapes, largest, strict=True))
+    alive = {path.rpartition(".")[0] for path, shape, top in rows if top > 0 and len(shape) == 1}
+    zero = {path for path, shape, top in rows if top == 0 and len(shape) >= 2 and "." in path}
+    return any(path.rpartition(".")[0] in alive for path in zero & set(alert.paths))
 
 
 def _first_bad_module(record: Record) -> str | None:
@@ -98,7 +98,7 @@ def _uphill(history: History) -> dict[str, Any]:
     rows = matrix & (np.nan_to_num(cosines) > _UPHILL)
     first = next((path for path, row in zip(table.paths, rows, strict=True) if row), "")
     words = f"the updates of {int(rows.sum())} of {int(matrix.sum())} matrices go along their gradient, first {first}"
-    return {"uphill": bool(rows.any()), "uphill_words": words}
+    return {"uphill": bool(rows.any()) and rows.sum() >= matrix.sum() / 3, "uphill_words": words}
 
 
 def _small_weights(record: Record) -> bool:

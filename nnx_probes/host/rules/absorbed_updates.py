@@ -18,6 +18,7 @@ __all__ = ["AbsorbedUpdates"]
 
 _NARROW = ("bfloat16", "float16", "float8")
 _SHRUNK = 1e-2
+_SPARSE = 0.5
 _MOST = 0.5
 """Share of the leaves."""
 
@@ -76,6 +77,11 @@ class AbsorbedUpdates(Rule):
     def _level(self, history: History, leaves: Leaves, much: np.ndarray, most: np.ndarray) -> Level:
         narrow = np.array([d.startswith(_NARROW) for d in leaves.dtypes], bool)
         now, ever = history.windows.last("updates.max_abs"), history.windows.ever("updates.max_abs")
+        zeros = history.windows.last("grads.zeros")
+        if zeros is not None and len(zeros) == len(much):
+            much &= ~(
+                zeros > _SPARSE
+            )  # rows of an embedding that were not in the batch: only momentum's rest moves them
         much &= narrow
         shrunk = now is not None and len(ever) == len(much) and bool((now[much] < _SHRUNK * ever[much]).all())
         if converged(history) or not much.any() or shrunk:

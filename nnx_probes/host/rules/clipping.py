@@ -18,6 +18,8 @@ __all__ = ["Clipping"]
 class Clipping(Rule):
     """Nearly every update is clipped: INFO, since some recipes mean it so; the rate then sets the step size alone.
 
+    Under ``optax.MultiSteps`` the gradient of a micro-step is compared, which is longer than the mean that is clipped.
+
     Reads the limit of ``optax.clip_by_global_norm`` off the optimizer's chain and compares the gradients' norm before it.
 
     Delay: `probes` probes.

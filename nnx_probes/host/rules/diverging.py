@@ -29,7 +29,7 @@ class Diverging(Rule):
     is no sign: with Adam it drifts by factors of 10 to 100 in healthy runs. A loss below 1 % of its first value is
     never called diverging. Only positive losses are judged.
 
-    Delay: 9 probes for a jump that stays, `early` probes at the start.
+    Delay: 9 probes for a jump that stays, `early` steps and 3 probes at the start, from the 6th loss on.
 
     Args:
       times: rise of the loss, WARN.
@@ -71,7 +71,7 @@ class Diverging(Rule):
         usual = float(np.median(losses[:_FIRST]))
         last_fine = np.flatnonzero(losses < self.far * usual)
         began = int(last_fine[-1]) + 1 if len(last_fine) else 0
-        if began >= len(losses) or record.step - int(steps[began]) < self.early - 1:
+        if len(losses) - began < 3 or record.step - int(steps[began]) < self.early - 1:
             return None
         grown = float(losses[began:].min()) / usual
         level = Level.ERROR if float(losses[-1]) / usual >= self.very_far else Level.WARN

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.clock import counters
 from nnx_probes.host.history import History
@@ -42,18 +44,20 @@ class SkippedUpdates(Rule):
             return None
         limit = record.get("optimizer.skip_limit")
         most = self.in_a_row if limit is None else min(self.in_a_row, max(float(limit) / 2, 1))
-        recent = self._recent(record, history, total)
-        if row <= most and recent <= self.share * self.window:
+        recent, span = self._recent(record, history, total)
+        if row <= most and recent <= self.share * max(span, self.window):
             return None
         message = f"apply_if_finite has skipped {int(row)} updates in a row and {int(total)} in all"
-        message += f" ({int(recent)} within the last {self.window})." if recent else "."
+        message += f" ({int(recent)} within the last {span} steps)." if recent else "."
         if limit is not None:
             message += f" After {int(limit)} in a row it applies the next one, NaN or not."
         values = {"in_a_row": row, "total": total}
         return Alert(record.step, self.slug, Level.ERROR, "Updates are being skipped", message, values=values)
 
-    def _recent(self, record: Record, history: History, total: float) -> float:
+    def _recent(self, record: Record, history: History, total: float) -> tuple[float, int]:
+        """How many were skipped since the newest probe that lies a window back, and how many steps ago that was."""
         steps, counts = history.series("optimizer.total_notfinite")
-        before = counts[steps <= record.step - self.window]
-        earlier = float(before[-1]) if len(before) else float(counts[0]) if len(counts) else total
-        return total - earlier
+        if not len(counts):
+            return 0.0, self.window
+        at = max(int(np.searchsorted(steps, record.step - self.window, side="right")) - 1, 0)
+        return total - float(counts[at]), record.step - int(steps[at])

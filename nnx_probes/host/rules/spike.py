@@ -25,8 +25,9 @@ class Spike(Rule):
     A jump is (robust z >= `z` and `ratio` times the median) or `jump` times the median, against the logarithms of the
     last 128 accepted values (at least 64). Once: INFO, for one odd batch is no fault and heavy-tailed losses make such
     jumps by themselves; `jump` times, or a second time within 4 probes: WARN; at 3 of 4 probes, or at 2 with the loss
-    jumping too: ERROR. The loss alone: INFO. Both conditions are needed: on 14 healthy runs of 536 steps they gave no false
-    alarm on gradient norms, the ratio alone 43, mean plus 6 sigma 2.
+    jumping too: ERROR. The loss alone: INFO; so are updates alone, which jump when a schedule starts over. Both
+    conditions are needed: on 14 healthy runs of 536 steps they gave no false alarm on gradient norms, the ratio alone
+    43, mean plus 6 sigma 2.
 
     Delay: one probe, from 64 probes on.
 
@@ -46,12 +47,13 @@ class Spike(Rule):
     def check(self, record: Record, history: History) -> Alert | None:
         found = {name: self._jumps(history, name, record.step) for name in _WORDS if self._is_new(record, name)}
         norms = [name for name in ("grads.norm", "updates.norm") if (found.get(name) or (0, 0.0))[0]]
+        schedule = norms == ["updates.norm"]  # updates alone jump when a schedule starts over
         loss = (found.get("loss") or (0, 0.0))[0] > 0
         if not norms and not loss:
             return None
         name = norms[0] if norms else "loss"
         count, times = found[name] or (0, 0.0)
-        level = self._level(count, times, loss=loss) if norms else Level.INFO
+        level = self._level(count, times, loss=loss) if norms and not (schedule and not loss) else Level.INFO
         message = f"At step {record.step} {_WORDS[name]} was {times:.1f} times its usual value"
         message += f", at {count} of the last {_RECENT} probes." if count > 1 else "."
         if loss and norms:

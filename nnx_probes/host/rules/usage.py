@@ -31,7 +31,7 @@ class Usage(Rule):
                 return Alert(record.step, self.slug, Level.WARN, title, message, (f"usage.{kind}",))
         why = record.get("watch.unmeasured", _missed(record, history))
         if why is not None and history.clock.ever_stepped and "usage.watch.unmeasured" not in history.said:
-            title, message = _unmeasured(why)
+            title, message = _unmeasured(why, str(record.get("watch.remedy", "inside")))
             return Alert(record.step, self.slug, Level.INFO, title, message, ("usage.watch.unmeasured",))
         return None
 
@@ -75,11 +75,17 @@ def _missed(record: Record, history: History) -> str | None:
     return "the step was compiled, or its objects were split, before watch() was called"
 
 
-def _unmeasured(why: object) -> tuple[str, str]:
+_REMEDIES = {
+    "inside": 'Call optimizer = probes.watch(optimizer, model, when="inside") before the state is split or cached, or give',
+    "earlier": "Call watch() before that, or give",
+    "none": "Give",
+}
+
+
+def _unmeasured(why: object, remedy: str) -> tuple[str, str]:
     return "Gradients and updates cannot be measured in this loop", (
-        f"The optimizer is watched and it steps, but no measurement can reach the monitor: {why}. Call "
-        'optimizer = probes.watch(optimizer, model, when="inside") before the state is split or cached, or give the monitor '
-        "GradientProbe(loss_fn=...)."
+        f"The optimizer is watched and it steps, but no measurement can reach the monitor: {why}. {_REMEDIES[remedy]} "
+        "the monitor GradientProbe(loss_fn=...)."
     )
 
 
