@@ -981,6 +981,14 @@ def test_parameters_that_left_the_update_changed_and_are_outside_what_they_were_
     assert levels(found) == ([(0, "ERROR")] if lost else []) and all(a.paths == lost for a in found)
 
 
+def test_a_step_taken_back_by_a_loop_that_moves_otherwise_is_a_warning():
+    found = only(
+        LostUpdate(),
+        [passed(s, (f"a{s}", f"b{s}", f"c{s}"), "abc", "xyz") for s in range(3)] + [passed(3, "abc", "abc", "xyz")],
+    )
+    assert levels(found) == [(3, "WARN")] and found[0].title == "The step's result does not arrive"
+
+
 def test_a_step_whose_state_is_dropped_is_named_from_the_second_probe_on():
     records = [
         passed(0, "abc", "abc", "abc", opt=dict(step=0)),

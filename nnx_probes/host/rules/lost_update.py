@@ -23,7 +23,7 @@ class LostUpdate(Rule):
     where the loss falls or may fall, for then the loop keeps its state elsewhere); the parameters keep coming back to a
     state they had left (`returns` times, WARN); the arrays of the object that is looked at were donated or freed (WARN);
     with the fingerprints of ``watch``, parameters are after the step what they were when they entered it, although they left
-    it changed (ERROR).
+    it changed (ERROR; WARN if they did move earlier in the run, for the loop may have taken back a step it did not like).
 
     Delay: two probes for the first, `returns` returns for the second, none for the others.
 
@@ -40,7 +40,7 @@ class LostUpdate(Rule):
         return (
             self._counter(record, history)
             or self._unreadable(record)
-            or self._not_arrived(record)
+            or self._not_arrived(record, history)
             or self._returned(record, history)
         )
 
@@ -77,7 +77,7 @@ class LostUpdate(Rule):
         )
         return Alert(record.step, self.slug, Level.WARN, "The model's arrays are gone", message, gone)
 
-    def _not_arrived(self, record: Record) -> Alert | None:
+    def _not_arrived(self, record: Record, history: History) -> Alert | None:
         if "updates.leaving" not in record:
             return None
         now = dict(zip(record.leaves["params"].paths, record.values["params.fingerprint"], strict=True))
@@ -95,7 +95,9 @@ class LostUpdate(Rule):
             f"The update of step {record.step} changed {len(changed)} parameters inside the step; {len(lost)} of them are "
             "outside it still what they were before, bit for bit."
         )
-        return Alert(record.step, self.slug, Level.ERROR, "The step's result does not arrive", message, lost)
+        moved = dict(zip(record.leaves["params"].paths, history.params.moved.tolist(), strict=True))
+        level = Level.WARN if all(moved.get(path) for path in lost) else Level.ERROR
+        return Alert(record.step, self.slug, level, "The step's result does not arrive", message, lost)
 
     def _returned(self, record: Record, history: History) -> Alert | None:
         motion = history.params
