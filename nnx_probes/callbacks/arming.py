@@ -42,7 +42,7 @@ class Arming:
                 interval = max(1, ctx.every // ctx.stride)
                 tap.set_interval(interval, self._remainder(ctx, interval))
             return
-        if self._armed and not tap.hangs():
+        if self._armed and self._done(tap):
             tap.disarm(id(self))  # it is done; the steps up to the due one run as without us
             self.lead = self._k
         elif not self._armed and self._now(ctx):
@@ -51,7 +51,7 @@ class Arming:
 
     def at_due(self, tap: Tap) -> bool | None:
         """Returns whether a new measurement is there, None if none was asked for."""
-        armed, self._waited = self._armed, self._waited + 1 if self._armed and tap.hangs() else 0
+        armed, self._waited = self._armed, self._waited + 1 if self._armed and not self._done(tap) else 0
         if 0 < self._waited < _PATIENCE:
             self.lead = _UNTIL_WRITTEN
             return False
@@ -86,6 +86,10 @@ class Arming:
             self._tx = id(tap.tx)
             self.lead = self._k = accumulation(tap.tx) or 1
             self._phase = self._k - 1
+
+    def _done(self, tap: Tap) -> bool:
+        """Whether the measurement that was asked for is there: in what hangs on the optimizer, or taken already."""
+        return not tap.hangs() or tap.evidence.taken != self._taken
 
     def _now(self, ctx: Context) -> bool:
         """Whether the next update is the one to measure."""
