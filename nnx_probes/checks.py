@@ -22,12 +22,15 @@ from nnx_probes.host.rule import Rule
 __all__ = [
     "check_model",
     "check_numbers",
+    "check_objective",
     "check_optimizer",
     "check_plugins",
     "facts_of",
     "resolve",
     "served",
 ]
+
+OBJECTIVES = ("minimize", "adversarial")
 
 _log = logging.getLogger("nnx_probes")
 
@@ -52,6 +55,14 @@ def check_numbers(every: Any, budget: Any, total_steps: Any, stop_on: Any) -> No
         names = [f"Level.{level.name}" for level in Level]
         hint = closest(f"Level.{str(stop_on).upper()}", names)
         raise ArgumentTypeError(f"Monitor(stop_on={stop_on!r}): expected one of {', '.join(names)} or None.{hint}")
+
+
+def check_objective(objective: Any) -> None:
+    """Raises for an unknown objective."""
+    if objective not in OBJECTIVES:
+        raise ArgumentError(
+            f"Monitor(objective={objective!r}): expected one of {OBJECTIVES}.{closest(str(objective), OBJECTIVES)}"
+        )
 
 
 def resolve(source: Any) -> Any:
@@ -108,7 +119,7 @@ def check_optimizer(optimizer: Any, model: Any) -> None:
         )
 
 
-def facts_of(model: Any, optimizer: Any, total_steps: int | None) -> Facts:
+def facts_of(model: Any, optimizer: Any, total_steps: int | None, objective: str) -> Facts:
     """Returns what rules may know before the first step."""
     held = vars(optimizer).get("model") if isinstance(optimizer, nnx.Optimizer) else None
     return Facts(
@@ -116,6 +127,7 @@ def facts_of(model: Any, optimizer: Any, total_steps: int | None) -> Facts:
         watched=is_watched(optimizer),
         other_model=held is not None and model is not None and held is not model,
         has_optimizer=optimizer is not None,
+        objective=objective,
     )
 
 
@@ -155,8 +167,8 @@ def served(rules: Sequence[Rule], callbacks: Sequence[Callback]) -> tuple[Rule, 
 
 
 def provided(callbacks: Sequence[Callback]) -> set[str]:
-    """Returns all names (and ``group.*`` patterns) the callbacks put into records."""
-    return {name for callback in callbacks for name in callback.provides}
+    """Returns all names (and ``group.*`` patterns) that get into records: by the callbacks, or by ``monitor.on_eval``."""
+    return {"eval.*"} | {name for callback in callbacks for name in callback.provides}
 
 
 def _is_provided(name: str, names: set[str]) -> bool:

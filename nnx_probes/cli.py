@@ -6,6 +6,7 @@ Exit codes: 0 nothing found, 1 something found, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ __all__ = ["COMMANDS", "Command", "main"]
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C: 128 + SIGINT
+EXIT_UNREAD = 141  # and for one whose output nobody reads any more: 128 + SIGPIPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("nnx-probes: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Such as head, which has seen enough. What Python still holds back must not fail at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNREAD
     except (ProbesError, OSError) as error:
         # A folder that cannot be written to, a file that is not there: the user's to mend, no traceback.
         print(f"nnx-probes {command.name}: error: {error}", file=sys.stderr)
@@ -109,7 +115,56 @@ def _demo(options: argparse.Namespace) -> int:
     return run(fault=options.fault, steps=options.steps, every=options.every, logdir=options.logdir)
 
 
-COMMANDS = (Command("demo", "train a small language model, whole or with a known fault", _configure_demo, _demo),)
+def _configure_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="the run's folder, or its probes.jsonl")
+    parser.add_argument("--run", metavar="NAME", help="only this run, where the file holds several")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.epilog = (
+        "The run's own rules judge the stored records again and print the alerts of the live run. No jax is needed.\n"
+        "Exit codes: 0 no alert above INFO, 1 a warning or an error, 2 no file of a run."
+    )
+
+
+def _report(options: argparse.Namespace) -> int:
+    from nnx_probes.host.alert import Level
+    from nnx_probes.report import print_report, replay
+
+    found = replay(options.folder, run=options.run)
+    print_report(found, as_json=options.json)
+    return int(found.level is not None and found.level >= Level.WARN)
+
+
+def _configure_faults(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seeds", type=_count, default=3, metavar="N", help="runs of each program; default: %(default)s"
+    )
+    parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="only what has one of these in its name")
+    parser.add_argument("--every", type=_count, default=1, metavar="N", help="steps between two probes; default: 1")
+    parser.add_argument("--workers", type=_count, metavar="N", help="processes; default: one a core")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", dest="form", action="store_const", const="json", help="print one JSON object")
+    form.add_argument(
+        "--markdown", dest="form", action="store_const", const="markdown", help="print the README's table"
+    )
+    parser.set_defaults(form="text")
+    parser.epilog = (
+        "Builds known faults into small real programs, and runs healthy ones that have unusual habits.\n"
+        "Needs scikit-learn: pip install 'nnx-probes[faults]'. About 40 minutes on 2 cores; --seeds 1 --only nan takes one.\n"
+        "Exit codes: 0 all harmful faults found and all healthy runs quiet, 1 otherwise, 2 wrong usage."
+    )
+
+
+def _faults(options: argparse.Namespace) -> int:
+    from nnx_probes.faults.command import run
+
+    return run(seeds=options.seeds, only=options.only, every=options.every, workers=options.workers, form=options.form)
+
+
+COMMANDS = (
+    Command("demo", "train a small language model, whole or with a known fault", _configure_demo, _demo),
+    Command("report", "judge a stored run again: the alerts of its probes.jsonl", _configure_report, _report),
+    Command("faults", "run the fault benchmark: known faults, and healthy programs", _configure_faults, _faults),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,6 +20,7 @@ from nnx_probes.callbacks.plugged import Plugged
 from nnx_probes.checks import (
     check_model,
     check_numbers,
+    check_objective,
     check_optimizer,
     check_plugins,
     facts_of,
@@ -44,6 +45,7 @@ DEFAULT: Any = "default"
 
 _BEFORE = -(2**62)
 """Before any step."""
+_HANDED = ("loss", "batch", "grads", "updates", "metrics", "model", "optimizer")
 
 
 class Monitor(Callback):
@@ -69,6 +71,8 @@ class Monitor(Callback):
       rules: what to judge; the built-in set by default, those that the callbacks can serve.
       stop_on: sets `should_stop` at the first alert of at least this level. Nothing is ever raised into the loop.
       total_steps: planned length of the run, so that a schedule's start and end can be told from a standstill.
+      objective: ``"adversarial"`` where the loss is not meant to fall steadily (GANs, reinforcement learning): the rules
+        that judge its course (`Rule.descends`) are left out.
       sync: read each probe at once (waits for the device) instead of on a later call.
 
     Raises:
@@ -91,7 +95,9 @@ class Monitor(Callback):
         stop_on: Level | None = None,
         total_steps: int | None = None,
         sync: bool = False,
+        objective: Literal["minimize", "adversarial"] = "minimize",
     ) -> None:
+        check_objective(objective)
         check_numbers(every, budget, total_steps, stop_on)
         chosen, wanted = check_plugins(
             builtin_callbacks.default() if callbacks is DEFAULT else callbacks,
@@ -102,7 +108,7 @@ class Monitor(Callback):
         check_model(model)
         check_optimizer(optimizer, resolve(model))
         self._model, self._optimizer = model, optimizer
-        self._judge = Judge(wanted, facts_of(resolve(model), resolve(optimizer), total_steps))
+        self._judge = Judge(wanted, facts_of(resolve(model), resolve(optimizer), total_steps, objective))
         self._own = pace_of(every, budget)
         self._plugged = Plugged(chosen, self._own)
         self._writing = jax.process_index() == 0
@@ -117,7 +123,7 @@ class Monitor(Callback):
         self._spent_s = 0.0
         self._began_s = 0.0
         self._stop = self._closed = False
-        self._out.header(header(self._judge.rules, chosen, every=every, budget=budget, total_steps=total_steps))
+        self._out.header(header(wanted, chosen, self._judge.history.facts, every=every, budget=budget))
         me = weakref.ref(self)
         self._at_exit: Callable[[], None] = lambda: _close_if_alive(me)
         atexit.register(self._at_exit)
@@ -192,6 +198,7 @@ class Monitor(Callback):
         model = resolve(self._model if model is None else model)
         optimizer = resolve(self._optimizer if optimizer is None else optimizer)
         if due:
+            self._settle()  # a callback that asks for the next step may come before the last probe was read
             self._enqueue(ctx, due, model, optimizer, began)
         self._quiet_until = self._plugged.prepare(step, stride, model, optimizer)
         return bool(due)
@@ -203,7 +210,7 @@ class Monitor(Callback):
         self._plugged.step_end(due, ctx, self._calls)
         ctx.loss = ctx.batch = ctx.metrics = ctx.grads = ctx.updates = ctx.model = ctx.optimizer = None
         self._pending = InFlight(ctx, time.time(), time.perf_counter() - began)
-        if self._sync:
+        if self._sync or self._plugged.hurries():
             self._settle()
 
     # --- from the device to the writers -------------------------------------------------------------------
@@ -215,18 +222,17 @@ class Monitor(Callback):
             return
         began = time.perf_counter()
         record = pending.read(self._plugged.note)
-        record = replace(
-            record,
-            values={**record.values, "probes.overhead": self.overhead, "probes.every": self._own.every},
-        )
-        self._judge_now(record)
+        more = {"probes.overhead": self.overhead, "probes.every": self._own.every}
+        self._judge_now(replace(record, values={**record.values, **more}))
         elapsed = began - self._began_s
+        if self._plugged.hurries():
+            self._quiet_until = _BEFORE
         self._own.spent(pending.cost_s + time.perf_counter() - began, elapsed / max(1, self._calls))
 
     def _judge_now(self, record: Record) -> None:
         if self._judge.observe(record):
             more = self._plugged.explain(record, self._judge.history)
-            record = replace(record, values={**record.values, **more})
+            record = replace(record, values={**more, **record.values})  # what was measured stays what it was
         self._out.record(record)
         for alert in self._judge.verdicts(record):
             self._alerts.append(alert)
@@ -243,15 +249,17 @@ class Monitor(Callback):
 
     def on_eval(self, step: int, *, loss: Any = None, metrics: Mapping[str, Any] | None = None) -> None:
         """Takes validation results: ``eval.loss`` and ``eval.<metric>``, one number each; waits for them."""
+        if self._closed:
+            return
         try:
             self._settle()
             ctx = Context(step, loss=loss, metrics=metrics, history=self._judge.history)
-            found = {"loss": loss, **(metrics or {})}
-            for name, value in found.items():
+            ctx.model, ctx.optimizer = resolve(self._model), resolve(self._optimizer)
+            for name, value in {"loss": loss, **(metrics or {})}.items():
                 if value is not None:
                     ctx.values[f"eval.{name}"] = float(jax.device_get(value))
             self._plugged.each("on_eval_end", ctx)
-            self._judge_now(Record(step, time.time(), ctx.values))
+            self._judge_now(Record(int(step), time.time(), ctx.values))
         except Exception as error:
             self._plugged.note("on_eval", error)
 
@@ -259,7 +267,7 @@ class Monitor(Callback):
         """Notes a known event (learning-rate change, data switch, restore), so that it is not held against the run."""
         with contextlib.suppress(Exception):
             self._settle()
-            self._judge.mark(step)
+            self._judge.mark(int(step))
             if step <= self._last_step:  # an announced restart: the next step is a first one
                 self._last_step = self._quiet_until = _BEFORE
                 self._plugged.restart()
@@ -288,11 +296,10 @@ class Monitor(Callback):
             self._out.close()
 
     def __del__(self) -> None:  # a monitor that nobody kept and nobody closed
-        if not getattr(self, "_closed", True):
-            try:  # noqa: SIM105 - late at the interpreter's exit contextlib may be gone
-                self.close()
-            except Exception:
-                pass
+        try:  # noqa: SIM105 - late at the interpreter's exit contextlib may be gone
+            self.close()
+        except Exception:
+            pass
 
     def __enter__(self) -> Monitor:
         return self
@@ -304,16 +311,7 @@ class Monitor(Callback):
 
     def on_step_end(self, ctx: Context) -> None:
         """A monitor is a callback too: it can hang in another loop's list of callbacks."""
-        self(
-            ctx.step,
-            loss=ctx.loss,
-            batch=ctx.batch,
-            grads=ctx.grads,
-            updates=ctx.updates,
-            metrics=ctx.metrics,
-            model=ctx.model,
-            optimizer=ctx.optimizer,
-        )
+        self(ctx.step, **{name: getattr(ctx, name) for name in _HANDED})
 
     def on_train_end(self, ctx: Context) -> None:
         """Closes the monitor when the loop it hangs in ends."""

@@ -71,13 +71,17 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not imports_of("import nnx_probes") & (HEAVY | FOREIGN)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["demo", "--help"], ["report", "--help"], ["faults", "--help"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert not imports_of(f"from nnx_probes.cli import main; main({arguments})") & (HEAVY | FOREIGN)
 
 
-def test_the_host_and_writer_floors_work_without_jax() -> None:
-    code = import_all("nnx_probes.host", "nnx_probes.writers", "nnx_probes.errors", "nnx_probes.cli")
+def test_the_host_and_writer_floors_and_the_report_work_without_jax() -> None:
+    code = import_all(
+        "nnx_probes.host", "nnx_probes.writers", "nnx_probes.errors", "nnx_probes.report", "nnx_probes.cli"
+    )
     assert not imports_of(code) & {"flax", "jax", "jaxlib", "optax"}
 
 
@@ -123,7 +127,7 @@ MIDDLE_FLOOR = 4
 BARRED = {"host": {"device"}, "writers": {"device"}}
 """Lower floors that a floor may not use all the same: these two read stored runs, without jax."""
 
-NO_JAX = {"host", "writers"}
+NO_JAX = {"host", "writers", "report"}
 JAX_PACKAGES = {"flax", "jax", "jaxlib", "optax", "orbax"}
 
 
@@ -195,6 +199,7 @@ def test_imports_point_down_only() -> None:
         ("nnx_probes.writers.jsonl", "if x:\n    import jax"),
         ("nnx_probes.callbacks.loss", "import nnx_probes as probes"),
         ("nnx_probes.monitor", "from nnx_probes.cli import main"),
+        ("nnx_probes.report.replay", "import jax"),
         ("nnx_probes.errors", "from nnx_probes.host.alert import Alert"),
         ("nnx_probes.host.record", "if TYPE_CHECKING:\n    pass\nelse:\n    import jax"),
     ],

@@ -6,7 +6,9 @@ from nnx_probes.callbacks.activations import ActivationProbe
 from nnx_probes.callbacks.base import Callback, Context, Later
 from nnx_probes.callbacks.batch import BatchProbe
 from nnx_probes.callbacks.grads import GradientProbe
+from nnx_probes.callbacks.labels import LabelProbe
 from nnx_probes.callbacks.loss import LossProbe
+from nnx_probes.callbacks.mode import ModeProbe
 from nnx_probes.callbacks.optimizer import OptimizerProbe
 from nnx_probes.callbacks.params import ParamProbe
 
@@ -16,8 +18,10 @@ __all__ = [
     "Callback",
     "Context",
     "GradientProbe",
+    "LabelProbe",
     "Later",
     "LossProbe",
+    "ModeProbe",
     "OptimizerProbe",
     "ParamProbe",
     "default",
@@ -26,4 +30,4 @@ __all__ = [
 
 def default() -> tuple[Callback, ...]:
     """Returns the default set, freshly made."""
-    return (ParamProbe(), OptimizerProbe(), GradientProbe(), LossProbe(), BatchProbe())
+    return (ParamProbe(), OptimizerProbe(), GradientProbe(), LossProbe(), BatchProbe(), ModeProbe(), LabelProbe())

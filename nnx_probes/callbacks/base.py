@@ -76,12 +76,14 @@ class Callback:
     Attributes:
       every: interval in steps of `on_step_end`; None takes the monitor's.
       lead: at how many steps before a due one `before_due` is called (1: at the last one only).
+      again: set by a callback that wants to look at the next step too, whatever its interval.
       provides: names (or ``group.*``) of the values it puts into the context, for the check that every rule can be
         served.
     """
 
     every: int | None = None
     lead: int = 1
+    again: bool = False
     provides: tuple[str, ...] = ()
 
     def on_train_begin(self, ctx: Context) -> None:
@@ -100,7 +102,7 @@ class Callback:
         """Called by ``monitor.on_eval``; ``ctx.loss`` and ``ctx.metrics`` are those of the evaluation."""
 
     def explain(self, record: Record, history: History) -> Mapping[str, Any]:
-        """Called before the rules when parameters stand still: may do costly work; returns values to add."""
+        """Called before the rules when parameters stand still: may do costly work; returns values to add (not to replace)."""
         return {}
 
     def on_alert(self, alert: Alert) -> None:

@@ -1,4 +1,4 @@
-"""The batch: finite or not, and how large its integers are."""
+"""The batch: finite or not, how large its integers are, whether its rows differ, whether it is the one before."""
 
 from __future__ import annotations
 
@@ -6,43 +6,90 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from nnx_probes.callbacks.base import Callback, Context, check_every
 from nnx_probes.callbacks.group import Group
+from nnx_probes.callbacks.sampled import first_rows
 from nnx_probes.device.leaves import is_array
 from nnx_probes.device.probe import Sample
 from nnx_probes.host.record import Leaves
 
 __all__ = ["BatchProbe"]
 
+_ENOUGH = 3
+_PATIENCE = 3
+"""How often a suspicion may turn out wrong: a short cycle of batches and an interval that is a multiple of it."""
+
 
 class BatchProbe(Callback):
     """Measures every array of the batch.
 
-    Puts ``batch.norm``, ``batch.max_abs`` (float32[n_leaves]), ``batch.nonfinite`` (int32[n_leaves]) and, if the batch
-    holds integers, ``batch.max_int`` (largest magnitude) into the record.
+    Puts ``batch.norm``, ``batch.max_abs`` (float32[n_leaves]), ``batch.nonfinite`` (int32[n_leaves]),
+    ``batch.fingerprint``, ``batch.spread`` (float64[n_leaves]: largest difference between rows over the largest
+    magnitude, NaN for integers) and, if the batch holds integers, ``batch.max_int`` (largest magnitude) into the record;
+    and ``batch.run``, for how many steps running the batch has been the same. Where two probes that are not neighbours saw
+    the same batch, the steps that follow are looked at too.
 
     Args:
       every: interval in steps, None for the monitor's.
+      full_batch: whether every step is meant to be trained on the same batch; ``batch.run`` is then left out.
 
-    Cost: two passes over the batch on due steps, on the device where it lies there, else on the host.
+    Cost: three passes over the batch on due steps, on the device where it lies there, else on the host, and a copy of at
+    most 65,536 elements an array.
     """
 
     provides = ("batch.*",)
 
-    def __init__(self, *, every: int | None = None) -> None:
+    def __init__(self, *, every: int | None = None, full_batch: bool = False) -> None:
         check_every(every, "BatchProbe")
         self.every = every
-        self._group = Group("batch")
+        self.full_batch = bool(full_batch)
+        self._group = Group("batch", fingerprints=None if self.full_batch else "auto")
+        self._seen: tuple[str, ...] = ()
+        self._run = 0
+        self._wrong = 0
 
     def on_step_end(self, ctx: Context) -> None:
         """Queues the measurement of the batch."""
-        if ctx.batch is not None and any(is_array(leaf) for leaf in jax.tree.leaves(ctx.batch)):
-            ctx.later.append(self._group.enqueue(ctx.batch, _largest_integer))
+        if ctx.batch is None or not any(is_array(leaf) for leaf in jax.tree.leaves(ctx.batch)):
+            self.again = False
+            return
+        spread = [_spread(leaf) for leaf in jax.tree.leaves(ctx.batch) if is_array(leaf)]
+        steps = ctx.steps
+
+        def more(sample: Sample, table: Leaves) -> Mapping[str, Any]:
+            found = _largest_integer(sample)
+            if len(spread) == len(table):
+                found["batch.spread"] = np.array(spread)
+            if not self.full_batch:
+                found["batch.run"] = self._compare(sample.fingerprints, steps)
+            return found
+
+        ctx.later.append(self._group.enqueue(ctx.batch, more))
+
+    def _compare(self, now: tuple[str, ...], steps: int) -> int:
+        same = now == self._seen and not set(now) & {"", "deleted", "traced"}
+        self._wrong += self.again and not same
+        self._run = self._run + 1 if same and steps == 1 else 1
+        self.again = same and self._run < _ENOUGH and self._wrong < _PATIENCE
+        self._seen = now
+        return self._run
 
 
-def _largest_integer(sample: Sample, table: Leaves) -> Mapping[str, Any]:
+def _largest_integer(sample: Sample) -> dict[str, Any]:
     tops = [
         top for leaf, top in zip(sample.leaves, sample.max_abs, strict=True) if leaf.dtype.startswith(("int", "uint"))
     ]
     return {"batch.max_int": float(max(tops))} if tops else {}
+
+
+def _spread(x: Any) -> float:
+    """How much the rows of an array of floats differ, relative to its largest magnitude; NaN where that says nothing."""
+    rows = first_rows(x) if str(getattr(x, "dtype", "")).startswith(("float", "bfloat")) else None
+    if rows is None or len(rows) < 2:
+        return float("nan")
+    rows = rows.astype(np.float64)
+    with np.errstate(all="ignore"):
+        largest = float(np.max(np.abs(rows)))
+        return float(np.max(np.ptp(rows, axis=0))) / largest if largest != 0 else 0.0

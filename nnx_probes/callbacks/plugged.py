@@ -36,7 +36,11 @@ class Plugged:
 
     def due(self, step: int) -> list[int]:
         """Returns the positions of the callbacks that are due at `step`."""
-        return [i for i, (_, pace) in enumerate(self._slots) if step >= pace.due]
+        return [i for i, (callback, pace) in enumerate(self._slots) if step >= pace.due or callback.again]
+
+    def hurries(self) -> bool:
+        """Whether a callback asks for the next step."""
+        return any(callback.again for callback, _ in self._slots)
 
     def restart(self) -> None:
         """Makes every callback due at the next step, whatever its number."""
@@ -60,6 +64,8 @@ class Plugged:
                 until = max(1, -(-(pace.due - step) // stride))
                 ctx = Context(step, model=model, optimizer=optimizer, every=pace.every, until=until, stride=stride)
                 self._call(callback, "before_due", ctx)
+        if self.hurries():
+            return step + 1
         quiet = (pace.due - stride * callback.lead for callback, pace in self._slots)
         return min(self.next_due, max(step + stride, min(quiet, default=2**62)))
 

@@ -94,7 +94,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
             ),
             Fault(
                 "lr-too-high",
-                "SGD with momentum at learning rate 1: the loss falls, jumps, and ends as NaN",
+                "SGD with momentum at learning rate 1: the loss falls, jumps, and grows beyond all bounds",
                 _lr_too_high,
             ),
             Fault(

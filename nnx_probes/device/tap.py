@@ -215,10 +215,10 @@ def watch(
     Warns:
       UserWarning: ``wrt`` selects no parameter of `model`.
 
-    Numbers: on one device, parameters, losses and optimizer state stay bit-equal to those of the unwatched run (tested, 9
-    optimizers, float32 and bfloat16). Where parameters are spread over several devices, XLA may fuse the optimizer's
-    multiply-adds of a measured step in another way, which can change the last bit; `GradientProbe` with a loss function
-    never touches the step.
+    Numbers: on one device, losses, parameters and optimizer state stay bit-equal to those of the unwatched run (tested, 9
+    optimizers, float32 and bfloat16). XLA may contract the optimizer's multiply-adds of a measured step in another way, which
+    can change a last bit: seen in Adam's first moment of a BatchNorm scale (losses and parameters stayed equal), and where
+    parameters are spread over several devices. `GradientProbe` with a loss function never touches the step.
 
     Cost: armed, nothing on steps that are not due and 12 passes over the parameters' bytes on those that are; inside, the
     same, and on the CPU backend XLA's branch makes every small step slower (by 40 % in a 4-layer perceptron).

@@ -23,6 +23,7 @@ _FIRST_TURN = 3
 """Steps an optimizer that has never stepped is given: a loop that accumulates over 4 calls by hand is none that forgot."""
 _CONDITIONAL = 32
 """Steps an update that was compiled into a branch (accumulation by ``nnx.cond``) may wait for its first turn."""
+_ACCUMULATED = 1000
 _WARMUP_STEPS = 100
 """How long a known learning rate of 0 is taken for the start of a schedule when no run length is known."""
 
@@ -113,7 +114,8 @@ class Clock:
         if now.get("learning_rate") == 0 and self._zero_is_planned(step):
             return 0
         if "gradient_step" in now:
-            return max(0, int(delta["gradient_step"]))
+            never = now["gradient_step"] == 0 and now.get("mini_step", 0) > self._too_long()
+            return calls if never else max(0, int(delta["gradient_step"]))
         moved = delta.get("step", delta.get("count", float(calls)))
         return max(0, int(moved - delta.get("total_notfinite", 0)))
 
@@ -126,6 +128,10 @@ class Clock:
         if not patience and self.stood_still_steps - calls < _FIRST_TURN:  # all at once when its turn is over
             return self.stood_still_steps if self.stood_still_steps >= _FIRST_TURN else 0
         return calls if self.stood_still_steps > patience else 0
+
+    def _too_long(self) -> int:
+        """How many batches may be accumulated before the first update: half of a planned run."""
+        return _ACCUMULATED if self.total_steps is None else self.total_steps // 2
 
     def _zero_is_planned(self, step: int) -> bool:
         if self.total_steps is None:

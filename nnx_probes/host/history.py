@@ -30,12 +30,14 @@ class Facts:
       watched: whether the optimizer was wrapped by ``watch``.
       other_model: whether the optimizer is known to hold another model than the one observed.
       has_optimizer: whether an optimizer was given.
+      objective: ``"minimize"``, or ``"adversarial"`` where the loss is not meant to fall (GANs, reinforcement learning).
     """
 
     total_steps: int | None = None
     watched: bool = False
     other_model: bool = False
     has_optimizer: bool = False
+    objective: str = "minimize"
 
 
 @dataclass
@@ -47,13 +49,15 @@ class History:
       clock: effective updates.
       params, optimizer: movement of the leaves.
       last: the newest record, None before the first.
+      before: the newest record with parameters before it, None without one or since an announced event.
       records: how many were seen.
+      began: step of the first one, None before.
       trial: the newest trial of the optimizer, None if there was none.
       raised: slugs of rules whose episode is going on.
       said: paths of all alerts so far.
       windows: the last values per leaf of gradients, updates and activations.
       marked_at: step of the last announced event, None before the first.
-      moving_without_optimizer: probes in a row in which parameters moved and nothing in the optimizer did.
+      moving_without_optimizer: probes in a row in which parameters moved, and its step or all of the optimizer did not.
     """
 
     facts: Facts = field(default_factory=Facts)
@@ -61,13 +65,16 @@ class History:
     params: Motion = field(default_factory=Motion)
     optimizer: Motion = field(default_factory=Motion)
     last: Record | None = None
+    before: Record | None = None
     records: int = 0
+    began: int | None = None
     trial: Trial | None = None
     raised: set[str] = field(default_factory=set)
     said: set[str] = field(default_factory=set)
     moving_without_optimizer: int = 0
     windows: Windows = field(default_factory=Windows)
     marked_at: int | None = None
+    _updates: int = 0
     _series: dict[str, deque[tuple[int, float]]] = field(default_factory=dict)
     _first: dict[str, float] = field(default_factory=dict)
 
@@ -77,43 +84,59 @@ class History:
     def observe(self, record: Record) -> None:
         """Folds in the next record."""
         updates = int(record.get("loop.steps", 1))
+        if self.last is not None and "params.fingerprint" in self.last:
+            self.before = self.last
         if "params.fingerprint" in record:
             updates = self.clock.advance(record)
             _fold(self.params, record, "params", updates)
             self.params.replace(record.get("params.replaced", ()))
         if "optimizer.fingerprint" in record:
             _fold(self.optimizer, record, "optimizer", 0)
-            self._compare_movement()
+            self._compare_movement(record)
         own = int(
             record.get("grads.steps", record.get("loop.steps", 1))
         )  # the gradients' probe may have its own interval
         same = "params.fingerprint" in record and int(record.get("loop.steps", 1)) == own
-        self.windows.observe(record, updates if same else own)
-        for name, value in (*_scalars(record.values), *_totals(record)):
+        self._updates = updates if same else own
+        self.windows.observe(record, self._updates)
+        self._remember(record, record.values)
+        self.records += 1
+        self.began = record.step if self.began is None else self.began
+
+    def learn(self, record: Record) -> None:
+        """Takes in what was added to the newest record after it was observed (the answer of a trial).
+
+        The past is then the same as when the record had been observed with it, as a stored one is.
+        """
+        known = self.last.values if self.last is not None else {}
+        added = {name: value for name, value in record.values.items() if name not in known}
+        self.windows.extend(added, self._updates)
+        self._remember(record, added)
+
+    def _remember(self, record: Record, values: Mapping[str, Any]) -> None:
+        for name, value in (*_scalars(values), *_totals(values)):
             self._series.setdefault(name, deque(maxlen=_KEPT)).append((record.step, value))
             if np.isfinite(value):
                 self._first.setdefault(name, value)
-        self.learn(record)
-        self.records += 1
-
-    def learn(self, record: Record) -> None:
-        """Takes in what was added to the newest record after it was observed (the answer of a trial)."""
         self.last = record
         self.trial = Trial.read(record) or self.trial
 
     def forget(self, step: int) -> None:
         """Drops what an announced restore or switch explains: states seen before, the optimizer's last steps, baselines."""
         self.marked_at = step
+        self.before = self.last = None
         self.windows.forget()
         self.params.forget()
         self.clock.forget()
         self._series.pop("optimizer.step", None)
         self.moving_without_optimizer = 0
 
-    def _compare_movement(self) -> None:
+    def _compare_movement(self, record: Record) -> None:
         if self.params.probes < 2 or self.optimizer.probes < 2:
             return
-        alone = self.params.changed[self.params.trained].any() and not self.optimizer.changed.any()
+        count = record.get("optimizer.step")
+        same = count is not None and self.last is not None and count == self.last.get("optimizer.step")
+        alone = self.params.changed[self.params.trained].any() and (same or not self.optimizer.changed.any())
         self.moving_without_optimizer = self.moving_without_optimizer + 1 if alone else 0
 
     def series(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -139,16 +162,22 @@ def _fold(motion: Motion, record: Record, group: str, updates: int) -> None:
     motion.observe(record.step, record.leaves[group], record.values[f"{group}.fingerprint"], updates)
 
 
-def _totals(record: Record) -> list[tuple[str, float]]:
+def _totals(values: Mapping[str, Any]) -> list[tuple[str, float]]:
     """The norm of all gradients and of all updates: ``"grads.norm"`` and ``"updates.norm"`` as series."""
     found = []
     for name in ("grads.norm", "updates.norm"):
-        norms = record.get(name)
-        if isinstance(norms, np.ndarray):
+        norms = values.get(name)
+        if isinstance(norms, np.ndarray) and norms.ndim:
             with np.errstate(over="ignore"):
                 found.append((name, float(np.sqrt(np.sum(norms.astype(np.float64) ** 2)))))
     return found
 
 
 def _scalars(values: Mapping[str, Any]) -> list[tuple[str, float]]:
-    return [(k, float(v)) for k, v in values.items() if isinstance(v, (int, float, np.number))]
+    return [(name, float(value)) for name, value in values.items() if _is_number(value)]
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, np.ndarray):  # without a dimension; a file gives it back as a NumPy number
+        return value.ndim == 0 and value.dtype.kind in "fiu"
+    return isinstance(value, (int, float, np.integer, np.floating))

@@ -60,7 +60,8 @@ class Judge:
         self.history.learn(record)
         alerts = []
         for rule in self.rules:
-            if rule.slug in self.broken or not rule.can_judge(record):
+            adversarial = rule.descends and self.history.facts.objective == "adversarial"
+            if rule.slug in self.broken or adversarial or not rule.can_judge(record):
                 continue
             try:
                 found = rule.check(record, self.history)

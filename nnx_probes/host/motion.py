@@ -97,6 +97,11 @@ class Motion:
         self._seen.clear()
         self._digest, self.returned_to, self.returns = None, None, 0
 
+    def stands(self) -> bool:
+        """Whether all trained leaves have stood still since the record before the last at least."""
+        trained = self.trained
+        return bool(trained.any()) and bool((self.still[trained] > 0).all())
+
     @property
     def trained(self) -> np.ndarray:
         """bool[n], leaves that have elements and that the optimizer is meant to move."""

@@ -33,12 +33,15 @@ class Rule(ABC):
       reads: names of values it needs; it is asked only about records that have all of them. A name ending in
         ``.*`` means any value of that group.
       optional: whether it is left out without a word where no callback provides what it reads.
+      descends: whether it takes for granted that the loss is meant to fall; such a rule is left out where the monitor was
+        told otherwise (``objective="adversarial"``).
       by_leaf: whether leaves that join an episode later are a new alert of their own.
     """
 
     slug: ClassVar[str] = ""
     reads: ClassVar[tuple[str, ...]] = ()
     optional: ClassVar[bool] = False
+    descends: ClassVar[bool] = False
     by_leaf: ClassVar[bool] = False
 
     @abstractmethod

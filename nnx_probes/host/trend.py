@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from nnx_probes.host.history import History
 
-__all__ = ["converged", "falls", "stands", "undecided"]
+__all__ = ["Plateau", "converged", "falling", "falls", "plateau", "stands", "undecided"]
 
 _CONVERGED = 1e-6
 
@@ -19,6 +20,7 @@ _HALVED = 0.5
 _SOME = 0.9
 _SOON = 0.99
 _SOON_STEPS = 8
+_WARM_UP = 256
 _Z = 2.33
 """One-sided 1 % point of the normal distribution."""
 
@@ -44,11 +46,57 @@ def falls(losses: Sequence[float]) -> bool:
         return False
     if n < 8:
         return bool(np.all(np.diff(x) < 0))
-    x = x[np.linspace(0, n - 1, min(n, 200)).astype(int)]
+    return falling(x)
+
+
+def falling(losses: np.ndarray) -> bool:
+    """Whether finite losses go down at all: the Mann-Kendall trend test at 1 %, on at most 200 of them."""
+    x = losses[np.linspace(0, len(losses) - 1, min(len(losses), 200)).astype(int)]
     n = len(x)
     s = float(np.sign(x[None, :] - x[:, None])[np.triu_indices(n, 1)].sum())
     deviation = np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     return bool((s + 1) / deviation < -_Z)
+
+
+@dataclass(frozen=True, slots=True)
+class Plateau:
+    """A stretch at the end of a run over which the loss does not fall.
+
+    Attributes:
+      losses: its finite losses, oldest first.
+      before: finite losses that lie before it, as far as they are kept.
+      began, ended: first and last step.
+    """
+
+    losses: np.ndarray
+    before: np.ndarray
+    began: int
+    ended: int
+
+    def quarters(self) -> np.ndarray:
+        """Returns float64[4], the medians of its quarters."""
+        return np.array([np.median(part) for part in np.array_split(self.losses, 4)])
+
+
+def plateau(history: History, *, steps: int, probes: int, warm_up: float) -> Plateau | None:
+    """Returns the last `steps` steps, or `probes` losses if that is longer, when the loss does not fall over them.
+
+    None while fewer steps are known, within its warm-up (`warm_up` of the planned steps, else 256 steps, counted from the
+    beginning or the last announced event), and while the loss goes down.
+    """
+    seen, losses = history.since_mark("loss")
+    good = np.isfinite(losses)
+    seen, losses = seen[good], losses[good]
+    if len(seen) < probes or history.began is None:
+        return None
+    first = min(len(seen) - probes, int(np.searchsorted(seen, seen[-1] - steps, side="right")))
+    origin = history.began if history.marked_at is None else history.marked_at + 1
+    total = history.facts.total_steps
+    warm = _WARM_UP if total is None else max(1, int(warm_up * total))
+    known = int(seen[0]) <= int(seen[-1]) - steps + 1  # the losses that are kept reach back far enough
+    if not known or int(seen[first]) < origin + warm or falling(losses[first:]):
+        return None
+    return Plateau(losses[first:], losses[:first], int(seen[first]), int(seen[-1]))
 
 
 def undecided(losses: Sequence[float], steps: Sequence[int]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from nnx_probes.host.record import Leaves, Record
 
 __all__ = ["GROUPS", "Windows"]
 
-GROUPS = ("grads", "updates", "slices", "activations")
+GROUPS = ("grads", "updates", "slices", "activations", "batch")
 """Groups whose values are remembered."""
 _KEPT = 128
 """Probes kept: for 600 leaves and 10 statistics 3 MB."""
@@ -29,6 +30,7 @@ class Windows:
     leaves: dict[str, Leaves] = field(default_factory=dict)
     _values: dict[str, deque[tuple[int, np.ndarray]]] = field(default_factory=dict)
     _ever: dict[str, np.ndarray] = field(default_factory=dict)
+    _back: dict[str, np.ndarray] = field(default_factory=dict)
 
     def observe(self, record: Record, updates: int) -> None:
         """Folds in one record; `updates` is the number of effective updates since the previous one."""
@@ -39,10 +41,17 @@ class Windows:
             if group in self.leaves and table.paths != self.leaves[group].paths:
                 self._drop(group)
             self.leaves[group] = table
-        for name, value in record.values.items():
+        self.extend(record.values, updates)
+
+    def extend(self, values: Mapping[str, Any], updates: int) -> None:
+        """Appends values, one row a leaf of the tables taken last, that lie `updates` after those before."""
+        for name, value in values.items():
             group = name.partition(".")[0]
             if group in self.leaves and isinstance(value, np.ndarray) and value.ndim == 1:
-                self._values.setdefault(name, deque(maxlen=_KEPT)).append((updates, value))
+                kept = self._values.setdefault(name, deque(maxlen=_KEPT))
+                back = (kept[-1][1] == 0) & (value != 0) if kept else np.zeros(len(value), bool)
+                self._back[name] = self._back.get(name, back) | back
+                kept.append((updates, value))
                 with np.errstate(invalid="ignore"):
                     largest = np.abs(value.astype(np.float64))
                     self._ever[name] = np.fmax(self._ever[name], largest) if name in self._ever else largest
@@ -53,9 +62,14 @@ class Windows:
             self._drop(group)
 
     def _drop(self, group: str) -> None:
-        for kept in (self._values, self._ever):
+        for kept in (self._values, self._ever, self._back):
             for name in [n for n in kept if n.partition(".")[0] == group]:
                 del kept[name]
+
+    def values(self, name: str) -> np.ndarray:
+        """Returns the kept values, shape (probes, leaves), oldest first; (0, 0) if there are none."""
+        kept = self._values.get(name, ())
+        return np.stack([value for _, value in kept]) if kept else np.zeros((0, 0))
 
     def last(self, name: str) -> np.ndarray | None:
         """Returns the newest value, one row a leaf; None if there is none."""
@@ -70,6 +84,10 @@ class Windows:
     def ever(self, name: str) -> np.ndarray:
         """Returns float64[n_leaves], the largest magnitude each leaf ever had."""
         return self._ever.get(name, np.zeros(0))
+
+    def came_back(self, name: str) -> np.ndarray:
+        """Returns bool[n_leaves], whether each leaf was ever 0 at one probe and not at the next."""
+        return self._back.get(name, np.zeros(0, bool))
 
     def updates(self, name: str) -> int:
         """Returns the effective updates that the kept values cover."""

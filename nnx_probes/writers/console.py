@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.panel import Panel
     from rich.text import Text
 
-__all__ = ["ConsoleWriter"]
+__all__ = ["ConsoleWriter", "printable", "write_text"]
 
 MAX_WIDTH = 100
 """Columns of a panel; also the width where the output is no terminal."""
@@ -118,10 +118,19 @@ class ConsoleWriter:
         return sys.stderr if self._file is None else self._file
 
     def _print(self, text: str) -> None:
-        output = self._output()
-        encoding = getattr(output, "encoding", None) or "utf-8"
-        output.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        write_text(self._output(), text)
         self.flush()
+
+
+def write_text(output: IO[str], text: str) -> None:
+    """Writes `text`; characters the output's encoding lacks become escapes."""
+    encoding = getattr(output, "encoding", None) or "utf-8"
+    output.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def printable(text: str) -> str:
+    """Returns `text` with escapes in place of control characters."""
+    return "".join(c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text)
 
 
 def alert_panel(alert: Alert, width: int = MAX_WIDTH) -> Panel:
@@ -137,8 +146,7 @@ def _text(text: str, style: str = "") -> Text:
     """Text without markup or control characters."""
     from rich.text import Text
 
-    shown = "".join(c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text)
-    return Text(shown, style=style)
+    return Text(printable(text), style=style)
 
 
 def _body(alert: Alert) -> Text:

@@ -13,7 +13,7 @@ import numpy as np
 from nnx_probes.host.alert import Alert
 from nnx_probes.host.record import Leaves, Record
 from nnx_probes.writers.folder import as_path, make_folder
-from nnx_probes.writers.jsonl_values import dump, encode, leaves_id, leaves_row
+from nnx_probes.writers.jsonl_values import alert_row, dump, encode, leaves_id, leaves_row
 from nnx_probes.writers.linefile import LineFile
 
 __all__ = ["FILE_NAME", "JsonlWriter"]
@@ -111,28 +111,7 @@ class JsonlWriter:
         )
 
     def write_alert(self, alert: Alert) -> None:
-        causes = [
-            {
-                "slug": cause.slug,
-                "title": cause.title,
-                "why": cause.why,
-                "fix": cause.fix,
-                "check": cause.check,
-                "score": encode(cause.score),
-            }
-            for cause in alert.causes
-        ]
-        self._line(
-            "alert",
-            step=int(alert.step),
-            rule=alert.rule,
-            level=alert.level.name,
-            title=alert.title,
-            message=alert.message,
-            paths=list(alert.paths),
-            causes=causes,
-            values=_encoded(alert.values),
-        )
+        self._line("alert", **alert_row(alert))
         self._file.sync()
 
     def write_mark(self, step: int, name: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from nnx_probes.errors import WriterError
 from nnx_probes.host.alert import Alert, Cause, Level
@@ -19,6 +21,10 @@ __all__ = ["Header", "JsonlReader", "Mark", "read_jsonl"]
 
 _OTHER_KINDS = frozenset({"scalars", "text", "histogram", "hparams", "close"})
 """Kinds that stand for themselves: nothing of the monitor's is in them."""
+
+_LONGEST_REASON = 200
+_LONGEST = 2**28
+"""Bytes of a line that is read: a probe of a million leaves has fewer. A longer one is another kind of file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +63,14 @@ class JsonlReader:
       skipped: (line number from 1, reason) of each line that could not be read so far, in this or the
         last iteration.
       run: the run of the object that was yielded last.
+      line: the number of its line.
       runs: the names of all runs seen so far, in order of appearance.
     """
 
     def __init__(self, path: Path, run: str | None) -> None:
         self.path = path
         self.skipped: list[tuple[int, str]] = []
-        self.run = ""
+        self.run, self.line = "", 0
         self.runs: list[str] = []
         self._only = run
 
@@ -71,10 +78,12 @@ class JsonlReader:
         self.skipped, self.runs = [], []
         tables: dict[str, Leaves] = {}
         with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(_lines(file), 1):
                 if not line.strip():
                     continue
                 try:
+                    if len(line) > _LONGEST:
+                        raise ValueError(f"longer than {_LONGEST} bytes")
                     row = json.loads(line)
                     if not isinstance(row, dict):
                         raise ValueError("not a JSON object")
@@ -89,15 +98,17 @@ class JsonlReader:
                     missing = sorted(set(row["leaves"]) - set(found.leaves))
                     if missing:
                         self.skipped.append((number, f"the leaves of {', '.join(missing)} are not in the file"))
+                        found = _without(found, missing)
                 if found is not None and self._only in (None, run):
-                    self.run = run
+                    self.run, self.line = run, number
                     yield found
 
 
 def read_jsonl(path: Any, *, run: str | None = None) -> JsonlReader:
     """Returns the headers, leaves, records, alerts and marks of a file, to iterate over.
 
-    Lines that are cut, damaged or of an unknown kind are skipped, and listed in the reader's ``skipped``.
+    Lines that are cut, damaged or of an unknown kind are skipped, and listed in the reader's ``skipped``. So is a probe
+    whose table of leaves is missing; what it holds beside the values per leaf is read all the same.
 
     Args:
       path: a ``.jsonl`` file, or a folder with a ``probes.jsonl``.
@@ -117,12 +128,30 @@ def read_jsonl(path: Any, *, run: str | None = None) -> JsonlReader:
     return JsonlReader(file, run)
 
 
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yields the lines, of one that is too long only the beginning."""
+    while line := file.readline(_LONGEST + 1):
+        yield line
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST + 1)
+
+
+def _without(record: Record, groups: list[str]) -> Record:
+    """The record without the values per leaf of these groups, whose rows nobody can name."""
+    per_leaf = {
+        name
+        for name, value in record.values.items()
+        if name.partition(".")[0] in groups and isinstance(value, (np.ndarray, tuple))
+    }
+    return replace(record, values={name: v for name, v in record.values.items() if name not in per_leaf})
+
+
 def _reason(line: bytes, error: Exception) -> str:
-    if not line.endswith(b"\n"):
+    if len(line) <= _LONGEST and not line.endswith(b"\n"):
         return "cut off: the file ends inside the line"
     if isinstance(error, KeyError):
         return f"no field {error.args[0]!r}"
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
 
 
 def _object(
@@ -132,7 +161,7 @@ def _object(
     if kind == "probe":
         # A name is a hash of the table, so a table that another run wrote is the same one.
         leaves = {group: tables[name] for group, name in row["leaves"].items() if name in tables}
-        return Record(row["step"], decode(row["time_s"]), _decoded(row["values"]), leaves)
+        return Record(_step(row), decode(row["time_s"]), _decoded(row["values"]), leaves)
     if kind == "leaves":
         table = Leaves(
             group=row["group"],
@@ -147,7 +176,7 @@ def _object(
     if kind == "alert":
         return _alert(row)
     if kind == "mark":
-        return Mark(row["step"], row["name"])
+        return Mark(_step(row), row["name"])
     if kind == "header":
         return Header(run, row["time_s"], _decoded(row["values"]))
     if kind in _OTHER_KINDS:
@@ -160,7 +189,7 @@ def _alert(row: Mapping[str, Any]) -> Alert:
         Cause(c["slug"], c["title"], c["why"], c["fix"], decode(c["score"]), c["check"]) for c in row["causes"]
     )
     return Alert(
-        step=row["step"],
+        step=_step(row),
         rule=row["rule"],
         level=Level[row["level"]],
         title=row["title"],
@@ -169,6 +198,13 @@ def _alert(row: Mapping[str, Any]) -> Alert:
         causes=causes,
         values=_decoded(row["values"]),
     )
+
+
+def _step(row: Mapping[str, Any]) -> int:
+    step = row["step"]
+    if type(step) is not int:
+        raise TypeError(f"the step is no whole number but {step!r}")
+    return step
 
 
 def _decoded(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from nnx_probes.host.alert import Alert
 from nnx_probes.host.record import Leaves
 
-__all__ = ["decode", "dump", "encode", "leaves_id", "leaves_row"]
+__all__ = ["alert_row", "decode", "dump", "encode", "leaves_id", "leaves_row"]
 
 _NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -120,6 +121,31 @@ def _decode_array(value: Mapping[str, Any]) -> Any:
     items = [float(item) for item in value["data"]] if dtype.kind == "f" else value["data"]
     array = np.array(items, dtype=dtype).reshape(value.get("shape", (-1,)))
     return array[()]  # no dimension: a NumPy number
+
+
+def alert_row(alert: Alert) -> dict[str, Any]:
+    """Returns all fields of an alert as JSON values."""
+    causes = [
+        {
+            "slug": cause.slug,
+            "title": cause.title,
+            "why": cause.why,
+            "fix": cause.fix,
+            "check": cause.check,
+            "score": encode(cause.score),
+        }
+        for cause in alert.causes
+    ]
+    return {
+        "step": int(alert.step),
+        "rule": alert.rule,
+        "level": alert.level.name,
+        "title": alert.title,
+        "message": alert.message,
+        "paths": list(alert.paths),
+        "causes": causes,
+        "values": {str(name): encode(value) for name, value in alert.values.items()},
+    }
 
 
 def leaves_row(leaves: Leaves) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_a_faulty_run_ends_with_code_1_and_names_its_alert(fault: str, capsys: p
         "jax-jit": {"frozen_params", "lost_update"},
         "frozen": {"frozen_params"},
         "nan-batch": {"nonfinite"},
-        "lr-too-high": {"nonfinite"},
+        "lr-too-high": {"nonfinite", "diverging"},
         "bf16": {"frozen_params", "absorbed_updates"},
     }[fault]
     warned = pytest.warns(UserWarning, match="selects no parameter") if fault == "frozen" else contextlib.nullcontext()

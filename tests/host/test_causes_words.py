@@ -4,43 +4,53 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 import pytest
-from builders import flow, leaves, params, run
+from builders import params, run
+from runs import all_runs
 
 from nnx_probes.host.alert import Alert, Level
 from nnx_probes.host.causes import EXPLANATIONS
 from nnx_probes.host.causes.evidence import gather
-from nnx_probes.host.history import Facts, History
-from nnx_probes.host.record import Record
+from nnx_probes.host.history import History
 from nnx_probes.host.rules import DEFAULTS
 
 SLUGS = {
     "absorbed_by_dtype",
     "ascent",
     "bad_initialization",
+    "broadcast_loss",
     "clip_spread_inf",
+    "constant_input",
     "converged",
     "dead_relu",
     "detached_module",
+    "double_softmax",
     "eps_underflow",
+    "eval_mode_left_on",
     "gradient_cut",
+    "input_pipeline",
+    "iterator_restarted",
     "label_out_of_range",
+    "labels_unpaired",
     "learning_rate_too_high",
     "learning_rate_too_low",
     "learning_rate_zero",
+    "memorization",
     "nan_accepted_after_skips",
     "nan_gradient_op",
+    "never_applied",
     "nonfinite_batch",
     "nonfinite_in_forward",
     "optimizer_recreated",
     "other_copy_trained",
     "overflow_low_precision",
+    "rng_not_advancing",
     "saturated_activations",
     "stale_view",
     "state_dropped",
     "state_restored",
     "subset_excluded",
+    "train_mode_in_eval",
     "transform_zeroes_updates",
     "update_not_called",
     "weight_decay_only",
@@ -50,7 +60,6 @@ SLUGS = {
 
 RULES = {rule.slug for rule in DEFAULTS}
 EACH = pytest.mark.parametrize("entry", EXPLANATIONS, ids=lambda entry: f"{entry.slug}:{entry.rules[0]}")
-NAN = float("nan")
 
 
 def names(entry):
@@ -107,155 +116,35 @@ def test_an_explanation_excluded_by_one_need_is_not_given(entry):
             assert entry.cause(rule, {**facts, name: not facts[name], "absorbed_share": 0.5}) is None
 
 
+def with_(facts, name, holds=True):
+    """The same facts, and that this piece of evidence holds or does not."""
+    return {**facts, name.removeprefix("!"): holds is not name.startswith("!")}
+
+
 @EACH
 def test_scores_follow_the_evidence_and_stay_between_nothing_and_one(entry):
-    facts = {n.removeprefix("!"): not n.startswith("!") for n in entry.needs} | {"absorbed_share": 0.5}
+    facts = {"absorbed_share": 0.5}
+    for name in entry.needs:
+        facts = with_(facts, name)
+    for name in (*entry.plus, *entry.minus):
+        facts = with_(facts, name, False)
     plain = entry.cause(entry.rules[0], facts).score
     assert plain == pytest.approx(min(entry.base, 1))
     for name in entry.plus:
-        assert plain < entry.cause(entry.rules[0], {**facts, name: True}).score <= 1
+        assert plain < entry.cause(entry.rules[0], with_(facts, name)).score <= 1
     for name, weight in entry.minus.items():
-        less = entry.cause(entry.rules[0], {**facts, name: True})
+        less = entry.cause(entry.rules[0], with_(facts, name))
         assert (less is None) is (weight >= entry.base) and (less is None or 0 < less.score < plain)
 
 
 # --- in words -----------------------------------------------------------------------------------------------
 
 
-def still(n=24, opt=None, facts=None, loss=lambda s: 1.0, texts=lambda s: "ab", **more):
-    """Runs in which parameters stand still, or move as `texts` says."""
-    given = {} if opt is None else {"opt": opt}
-    return [
-        params(s, texts(s), loss=loss(s), **{k: v(s) for k, v in given.items()}, **more) for s in range(n)
-    ], facts or Facts()
-
-
-def trial(update, absorbed=(0.0, 0.0), later=1.0, earlier=1.0):
-    return {
-        "params.trial_update": np.array(update, np.float32),
-        "params.trial_absorbed": np.array(absorbed, np.float32),
-        "trial.later": later,
-        "trial.earlier": earlier,
-    }
-
-
-def counting(s):
-    return dict(step=s)
-
-
-def moving(s):
-    return dict(step=s, moments=f"m{s}")
-
-
-def one_moves(s):
-    return (f"a{s}", "b")
-
-
-def both_move(s):
-    return (f"a{s}", f"b{s}")
-
-
-def standstills():
-    """What `frozen_params`, `lost_update` and `optimizer_reset` are explained by."""
-    yield still(opt=lambda s: dict(step=0))
-    yield still(opt=lambda s: dict(step=0), facts=Facts(watched=True), **{"watch.traced": 1})
-    yield still(loss=lambda s: 1 / (s + 1))
-    yield still(n=2, texts=lambda s: ("deleted", "deleted"))
-    yield still(n=1, opt=lambda s: dict(step=1), **{"optimizer.selects_nothing": True, "optimizer.wrt": "LoRAParam"})
-    no_rate = trial((0, 0), later=0, earlier=0)
-    yield still(opt=lambda s: dict(step=s, learning_rate=0.0), facts=Facts(total_steps=20), **no_rate)
-    yield still(opt=moving, **trial((0, 0), later=0, earlier=1))
-    yield still(opt=counting, **no_rate)
-    yield still(opt=lambda s: dict(step=s, zero=True))
-    yield still(opt=counting, **trial((0.1, 0.1)))
-    yield still(opt=moving, **trial((1e-7, 1e-7), (1.0, 1.0), later=1e-7, earlier=1e-7))
-    yield still(opt=moving, facts=Facts(other_model=True))
-    yield still(opt=counting, texts=lambda s: "ab" if s % 2 else "xy")
-    yield still(opt=lambda s: dict(step=(5, 6, 1)[min(s, 2)]), texts=both_move)
-    yield still(opt=lambda s: dict(step=0), texts=both_move)
-    yield still(opt=moving, texts=one_moves, **trial((0.1, 0.0)))
-    yield still(opt=moving, texts=one_moves, **{"params.replaced": ("b",)})
-    yield still(opt=lambda s: dict(step=s, zero=True), texts=one_moves)
-    yield [flow(s, updates=0.0, texts="ab") for s in range(4)], Facts()
-    same, other = ("xxh3:a", "xxh3:b"), ("xxh3:c", "xxh3:d")
-    yield (
-        [flow(s, texts="ab", **{"updates.entry": same, "updates.leaving": other if s else same}) for s in range(2)],
-        Facts(),
-    )
-
-
-def halves(dtype="float16"):
-    return leaves(dtypes=(dtype, "float32"))
-
-
-def bad(step=0, nonfinite=(0, 4), table=None, grads=1.0, batch=None, **more):
-    """A record with bad parameters and what else is given; `batch` counts the bad elements of a batch of integers."""
-    record = flow(step, nonfinite=nonfinite, grads=grads, **({} if table is None else {"table": table}), **more)
-    if batch is None:
-        return record
-    extra = {"batch.nonfinite": np.array([batch], np.int32), "batch.max_int": 50257.0}
-    return Record(step, 0.0, {**record.values, **extra}, {**record.leaves, "batch": leaves("batch", ("x",))})
-
-
-def breakdowns():
-    """What `nonfinite` and `skipped_updates` are explained by."""
-    seen = {"params.largest": 1.0}
-    yield [bad(loss=NAN, batch=3)], Facts()
-    yield [bad(100 * s, (0, 4 * s), loss=NAN if s else 1.0, steps=100, batch=0, **seen) for s in range(2)], Facts()
-    yield [bad(nonfinite=(0, 0), loss=NAN, batch=0)], Facts()
-    yield [bad(loss=0.5)], Facts()
-    yield [bad(nonfinite=(0, 0), grads_bad=(0, 1), loss=0.5)], Facts()
-    yield [bad(loss=NAN)], Facts()
-    yield [bad(loss=NAN, activations=dict(nonfinite=(0, 7)))], Facts()
-    yield [bad(loss=0.5, activations=dict(nonfinite=(0, 7)))], Facts()
-    yield [bad(s, (0, 4 * (s == 3)), loss=v) for s, v in enumerate((1.0, 9.0, 80.0, NAN))], Facts()
-    yield [flow(0, cosine=0.9), bad(1, loss=NAN)], Facts()
-    yield [bad(table=halves(), loss=NAN)], Facts()
-    yield [bad(table=halves("float8_e4m3fn"), loss=0.5)], Facts()
-    yield [bad(loss=0.5, opt=dict(step=3, notfinite_count=3, total_notfinite=3))], Facts()
-    for spread in (0.0, NAN):
-        yield [bad(loss=0.5, grads_bad=(0, 1), updates=(spread, NAN), **{"grads.clip_norm": 1.0})], Facts()
-    for loss in (NAN, 0.5):
-        opts = [dict(step=s, notfinite_count=s, total_notfinite=s) for s in range(12)]
-        yield [flow(s, table=halves(), opt=opt, loss=loss) for s, opt in enumerate(opts)], Facts()
-
-
-LAYER = leaves(paths=("lin.kernel", "lin.bias"), shapes=((4, 4), (4,)))
-
-
-def gradients():
-    """What the rules about gradients, updates and activations are explained by."""
-    narrow = leaves(dtypes=("bfloat16",) * 2)
-    jump = [1.0] * 70 + [50.0] * 20
-    for more in (
-        dict(grads=(0.0, 1.0)),
-        dict(grads=(1.0, 0.0), activations=dict(dead=0.95)),
-        dict(grads=0.0),
-        dict(grads=0.0, texts="ab"),
-        dict(activations=dict(dead=1.0)),
-        dict(grads=1e-6, slices=dict(grads=(1.0, 1e-9), ratio=1e-9)),
-        dict(grads=(1e-9, 1.0), table=leaves(), ratio=1e-9),
-        dict(absorbed=0.75, table=narrow),
-        dict(ratio=1.0),
-        dict(ratio=1e-9),
-        dict(grads=0.0, absorbed=1.0, loss=0.0),
-    ):
-        yield [flow(s, **{"table": LAYER, "loss": 1.0, **more}) for s in range(40)], Facts()
-    yield (
-        [flow(s, table=LAYER, grads=0.0, absorbed=1.0, texts="ab", loss=0.0 if s else 1.0) for s in range(40)],
-        Facts(),
-    )
-    for more in ({}, dict(cosine=0.9)):
-        yield [flow(s, table=LAYER, loss=v, grads=v, **more) for s, v in enumerate(jump)], Facts()
-    yield [flow(s, table=LAYER, loss=1.0, grads=v) for s, v in enumerate(jump)], Facts()
-    yield [flow(s, table=LAYER, loss=v) for s, v in enumerate([2.0] * 100 + [7.0] * 30)], Facts()
-
-
 @functools.cache
 def given():
-    """(rule, slug, title) -> every sentence that was given for it in the runs above."""
+    """(rule, slug, title) -> every sentence that was given for it in some run."""
     found = {}
-    for records, facts in (*standstills(), *breakdowns(), *gradients()):
+    for records, facts in all_runs():
         for alert in run(records, facts)[0]:
             for cause in alert.causes:
                 found.setdefault((alert.rule, cause.slug, cause.title), set()).add(cause.why)
@@ -311,6 +200,18 @@ def test_no_given_sentence_has_a_gap(entry):
         ("nonfinite", "clip_spread_inf", "every other parameter is not finite either"),
         ("absorbed_updates", "absorbed_by_dtype", "75% of the elements kept their value"),
         ("diverging", "learning_rate_too_high", "the loss grew from 1 to 50"),
+        ("frozen_params", "never_applied", "12 batches have been accumulated"),
+        ("zero_gradients", "bad_initialization", "2 matrices hold nothing but zeros, first a."),
+        ("spike", "input_pipeline", "The batch's x is 100 times as large as usual."),
+        ("diverging", "input_pipeline", "The batch's x is 50 times as large as usual."),
+        ("nonfinite", "input_pipeline", "The batch's x is 100 times as large as usual."),
+        ("chance_level", "constant_input", "The batch's x hardly differs from example to example."),
+        ("stalled_loss", "learning_rate_too_low", "No update was ever above 1e-5"),
+        ("chance_level", "learning_rate_too_high", "The updates are 0.2 of their matrices"),
+        ("stalled_loss", "double_softmax", "a second softmax keeps the loss above 1.46."),
+        ("repeated_batch", "iterator_restarted", "3 steps running were trained on the very same batch."),
+        ("stale_state", "eval_mode_left_on", "1 of 2 Dropout and BatchNorm layers are set to evaluation, first norm."),
+        ("stale_state", "train_mode_in_eval", "BatchStat changed between the step and monitor.on_eval"),
         ("diverging", "ascent", "the updates of 1 of 1 matrices go along their gradient, first lin.kernel"),
     ],
 )

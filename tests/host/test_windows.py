@@ -133,7 +133,7 @@ def test_every_measured_group_is_remembered(group):
 
 
 @pytest.mark.parametrize(
-    "other", [record(0.0, name="params.norm"), Record(0, 0.0, {NAME: np.zeros(1)}), record(0.0, name="batch.norm")]
+    "other", [record(0.0, name="params.norm"), Record(0, 0.0, {NAME: np.zeros(1)}), record(0.0, name="optimizer.norm")]
 )
 def test_other_groups_and_values_without_a_table_are_passed_over(other):
     windows = Windows()

@@ -372,7 +372,7 @@ def test_batches_that_pass_through_the_monitor_need_not_be_handed_over():
     model, optimizer = build()
     bad = (BATCH[0].at[2, 1].set(jnp.nan), BATCH[1])
     with probes.Monitor(None, model=model, optimizer=optimizer, every=1) as monitor:
-        for step, data in enumerate(monitor.batches(bad if i == 5 else BATCH for i in range(7))):
+        for step, data in enumerate(monitor.batches(bad if i == 5 else BATCHES[i] for i in range(7))):
             monitor(step, loss=jitted(model, optimizer, data))
     (alert,) = monitor.alerts
     assert (alert.step, alert.rule, alert.causes[0].slug) == (5, "nonfinite", "nonfinite_batch")
@@ -396,7 +396,8 @@ def test_probes_pass_where_transfers_are_forbidden():
 def test_a_diagnosis_passes_where_transfers_are_forbidden(tx, sync):
     model, optimizer = build(tx)
     x, y = (np.asarray(part) for part in BATCH)
-    with probes.Monitor(None, model=model, optimizer=optimizer, every=1, sync=sync) as monitor:
+    rules = probes.rules.default(repeated_batch=None)
+    with probes.Monitor(None, model=model, optimizer=optimizer, every=1, sync=sync, rules=rules) as monitor:
         for step in range(24):
             loss = jitted(model, optimizer, BATCH)
             with jax.transfer_guard("disallow"):

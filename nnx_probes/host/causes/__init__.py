@@ -13,12 +13,14 @@ from nnx_probes.host.causes.evidence import gather
 from nnx_probes.host.causes.gradients import GRADIENTS
 from nnx_probes.host.causes.nonfinite import NONFINITE
 from nnx_probes.host.causes.not_updating import NOT_UPDATING
+from nnx_probes.host.causes.plateau import PLATEAU
+from nnx_probes.host.causes.stale import STALE
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
 
 __all__ = ["EXPLANATIONS", "Explanation", "diagnose"]
 
-EXPLANATIONS: tuple[Explanation, ...] = (*NOT_UPDATING, *NONFINITE, *GRADIENTS)
+EXPLANATIONS: tuple[Explanation, ...] = (*NOT_UPDATING, *NONFINITE, *GRADIENTS, *PLATEAU, *STALE)
 
 
 def diagnose(alert: Alert, record: Record, history: History) -> Alert:

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from nnx_probes.host.alert import Alert
+from nnx_probes.host.causes.course import course
 from nnx_probes.host.causes.measured import measured
+from nnx_probes.host.causes.state import state
 from nnx_probes.host.clock import counters
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
@@ -33,6 +35,8 @@ def gather(alert: Alert, record: Record, history: History) -> dict[str, Any]:
         **flow,
         **_losses(history),
         **_phases(record, history),
+        **state(alert, record),
+        **course(alert, record, history),
     }
 
 
@@ -53,6 +57,7 @@ def _movement(alert: Alert, record: Record, history: History) -> dict[str, Any]:
         "deleted": deleted,
         "gone_words": "; their arrays were donated away" if deleted else "",
         "came_back": motion.returned_to is not None or (alert.values.get("step") is not None and _went_back(history)),
+        "entered": bool(alert.values.get("entered")),
         "update_traced": traced,
         "watched_untraced": history.facts.watched
         and not any(record.get(f"watch.{how}", 0) for how in ("traced", "conditional", "eager")),
@@ -95,6 +100,8 @@ def _optimizer(alert: Alert, record: Record, history: History) -> dict[str, Any]
         rate_words = "A gradient of ones gives no update, now and at every schedule count tried."
     return {
         "optimizer_step": int(found["step"]) if "step" in found else "unknown",
+        "accumulated": int(found.get("mini_step", 0)),
+        "never_applied": found.get("gradient_step") == 0,
         "counters_moved": history.clock.ever_stepped,
         "optimizer_moved": moved,
         "moments_zero": moments_zero,

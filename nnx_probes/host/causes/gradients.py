@@ -29,6 +29,16 @@ GRADIENTS = (
         minus={"dead_inputs": 0.3, "dead_measured": 0.3},
     ),
     Explanation(
+        slug="bad_initialization",
+        title="The weights are exactly 0, so nothing passes through them",
+        why="{zero_words}",
+        fix="Use nnx.initializers.lecun_normal or he_normal; zeros are for biases, and for the last layer of a branch.",
+        check="Print the norm of each kernel before the first step.",
+        rules=("zero_gradients",),
+        needs=("weights_zero", "!converged"),
+        base=0.9,
+    ),
+    Explanation(
         slug="dead_relu",
         title="Units behind a ReLU are dead: they give 0 on every input",
         why="A layer's weights get no gradient while its bias does, so all that enters the layer is exactly 0.",
@@ -173,5 +183,15 @@ GRADIENTS = (
         rules=("diverging", "nonfinite", "spike"),
         needs=("uphill", "!batch_bad"),
         base=0.92,
+    ),
+    Explanation(
+        slug="input_pipeline",
+        title="The batch is out of the ordinary",
+        why="{outlier_words}",
+        fix="Look at that batch as the step gets it: scaling, units, a corrupt file; clip or drop what is out of range.",
+        check="Leave the batch out: the run should go on as before.",
+        rules=("bad_batch", "spike", "diverging", "nonfinite"),
+        needs=("batch_outlier", "!batch_bad"),
+        base=0.93,
     ),
 )

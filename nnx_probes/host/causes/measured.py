@@ -43,6 +43,7 @@ def measured(alert: Alert, record: Record, history: History) -> dict[str, Any]:
         "dead_inputs": _dead_inputs(alert, record),
         "dead_measured": bool(np.any(record.get("activations.dead", np.zeros(0)) >= _DEAD)),
         "saturated_measured": bool(np.any(record.get("activations.saturated", np.zeros(0)) >= _DEAD)),
+        **_zero_weights(record),
         "small_weights": _small_weights(record),
         "activations_bad": inside is not None,
         "module_words": f"; the first module whose output is not finite is {inside}." if inside else "",
@@ -112,6 +113,20 @@ def _small_weights(record: Record) -> bool:
         if trained and len(shape) >= 2 and shape[-1] and np.isfinite(norm)
     ]
     return bool(gains) and float(np.median(gains)) < _SMALL_GAIN
+
+
+def _zero_weights(record: Record) -> dict[str, Any]:
+    """Whether at least two trained matrices are exactly 0: one may be meant, as the last layer of a branch is."""
+    table, largest = record.leaves.get("params"), record.get("params.max_abs")
+    if table is None or largest is None:
+        return {"weights_zero": False, "zero_words": ""}
+    rows = [
+        path
+        for path, top, shape, trained in zip(table.paths, largest, table.shapes, table.trained, strict=True)
+        if trained and len(shape) >= 2 and top == 0
+    ]
+    words = f"{len(rows)} matrices hold nothing but zeros, first {rows[0]}." if rows else ""
+    return {"weights_zero": len(rows) >= 2, "zero_words": words}
 
 
 def _spread(record: Record) -> dict[str, Any]:

@@ -40,7 +40,7 @@ NONFINITE = (
         needs=("loss_bad", "!batch_bad", "params_fine", "batch_ints"),
         base=0.75,
         plus={"grads_fine": 0.2},
-        minus={"grew": 0.2},
+        minus={"grew": 0.2, "half": 0.3},
     ),
     Explanation(
         slug="nan_gradient_op",

@@ -69,6 +69,16 @@ NOT_UPDATING = (
         plus={"moved_earlier": 0.3, "optimizer_moved": 0.15},
     ),
     Explanation(
+        slug="never_applied",
+        title="MultiSteps collects gradients and has not applied any",
+        why="{accumulated} batches have been accumulated, and there has been no update.",
+        fix="Lower every_k_schedule: it counts calls of update, so at most a small part of the run.",
+        check="Print opt_state.gradient_step: it should grow.",
+        rules=("frozen_params",),
+        needs=("params_still", "accumulated", "never_applied"),
+        base=0.97,
+    ),
+    Explanation(
         slug="transform_zeroes_updates",
         title="The optimizer's transformation turns every update into 0",
         why="A gradient of ones gives no update for {where}, at every schedule count tried.",
@@ -129,6 +139,16 @@ NOT_UPDATING = (
         base=0.4,
         plus={"other_model": 0.55, "optimizer_moved": 0.2, "loss_falls": 0.3, "updates_nonzero_here": 0.2},
         minus={"absorbed": 0.3, "moments_zero": 0.3, "grads_zero_here": 0.4, "updates_zero_here": 0.4},
+    ),
+    Explanation(
+        slug="state_restored",
+        title="The loop puts other values into the model between two steps",
+        why="What enters the step is not what left the one before; no step did that.",
+        fix="Look between the steps for a checkpoint that is loaded, a model that is built anew, averages that are copied back.",
+        check="Compare probes.fingerprint(model) just after a step and just before the next.",
+        rules=("lost_update",),
+        needs=("entered",),
+        base=0.85,
     ),
     Explanation(
         slug="state_restored",

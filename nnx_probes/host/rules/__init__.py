@@ -8,6 +8,8 @@ from __future__ import annotations
 from nnx_probes.errors import ArgumentError, closest
 from nnx_probes.host.rule import Rule
 from nnx_probes.host.rules.absorbed_updates import AbsorbedUpdates
+from nnx_probes.host.rules.bad_batch import BadBatch
+from nnx_probes.host.rules.chance_level import ChanceLevel
 from nnx_probes.host.rules.clipping import Clipping
 from nnx_probes.host.rules.dead_units import DeadUnits
 from nnx_probes.host.rules.diverging import Diverging
@@ -15,8 +17,12 @@ from nnx_probes.host.rules.frozen_params import FrozenParams
 from nnx_probes.host.rules.lost_update import LostUpdate
 from nnx_probes.host.rules.nonfinite import Nonfinite
 from nnx_probes.host.rules.optimizer_reset import OptimizerReset
+from nnx_probes.host.rules.overfitting import Overfitting
+from nnx_probes.host.rules.repeated_batch import RepeatedBatch
 from nnx_probes.host.rules.skipped_updates import SkippedUpdates
 from nnx_probes.host.rules.spike import Spike
+from nnx_probes.host.rules.stale_state import StaleState
+from nnx_probes.host.rules.stalled_loss import StalledLoss
 from nnx_probes.host.rules.update_ratio import UpdateRatio
 from nnx_probes.host.rules.usage import Usage
 from nnx_probes.host.rules.vanishing_gradients import VanishingGradients
@@ -25,6 +31,8 @@ from nnx_probes.host.rules.zero_gradients import ZeroGradients
 __all__ = [
     "DEFAULTS",
     "AbsorbedUpdates",
+    "BadBatch",
+    "ChanceLevel",
     "Clipping",
     "DeadUnits",
     "Diverging",
@@ -32,8 +40,12 @@ __all__ = [
     "LostUpdate",
     "Nonfinite",
     "OptimizerReset",
+    "Overfitting",
+    "RepeatedBatch",
     "SkippedUpdates",
     "Spike",
+    "StaleState",
+    "StalledLoss",
     "UpdateRatio",
     "Usage",
     "VanishingGradients",
@@ -51,8 +63,14 @@ DEFAULTS: tuple[type[Rule], ...] = (
     VanishingGradients,
     UpdateRatio,
     DeadUnits,
+    StaleState,
+    RepeatedBatch,
+    BadBatch,
     Spike,
     Diverging,
+    ChanceLevel,
+    StalledLoss,
+    Overfitting,
     Clipping,
     OptimizerReset,
     Usage,

@@ -16,6 +16,8 @@ __all__ = ["Diverging"]
 
 _FIRST = 4
 _SMALL = 1e-2
+_NEARLY_ALL = 0.9
+_EQUAL = 1e-3
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,14 @@ class Diverging(Rule):
     """The loss has risen far above its best, and stays there.
 
     The median of the last 16 probes against the best median of 64 among the last 1024: WARN when it is `times` times
-    as large (and 2 sigma),
-    ERROR when the gradient norm has grown so too, or when the loss is `far` times as large. Before there are that many
-    probes: `far` times the median of the first 4 for `early` steps WARN, `very_far` times ERROR. The gradient norm alone
-    is no sign: with Adam it drifts by factors of 10 to 100 in healthy runs. A loss below 1 % of its first value is
-    never called diverging. Only positive losses are judged.
+    as large (and 2 sigma), ERROR when the gradient norm has grown so too, or when the loss is `far` times as large. Before
+    there are that many probes: `far` times the median of the first 4 (of the first alone, if they left it at once) for
+    `early` steps WARN, `very_far` times ERROR. The gradient norm alone is no sign: with Adam it drifts by 10 to 100 in healthy
+    runs. A loss below 1 % of its first value is never called diverging. Only positive losses are judged.
+
+    Measured gradients and updates tell sooner: WARN when for `uphill` updates at least 90 % of the matrices went along their
+    gradient (cosine above 0.3), or one was changed by its raw gradient, added (cosine and ratio of norms 1 to within a
+    thousandth), which is what ``optax.masked`` does to the leaves it leaves out.
 
     Delay: 9 probes for a jump that stays, `early` steps and 3 probes at the start, from the 6th loss on.
 
@@ -35,6 +40,7 @@ class Diverging(Rule):
       times: rise of the loss, WARN.
       far: rise of the loss, ERROR, or WARN at the start.
       very_far: rise of the loss at the start, ERROR.
+      uphill: updates along the gradient.
       early: steps for which the loss must stay that high at the start.
     """
 
@@ -42,11 +48,37 @@ class Diverging(Rule):
     far: float = 10.0
     very_far: float = 100.0
     early: int = 8
+    uphill: int = 32
 
     slug = "diverging"
+    descends = True
     reads = ("loss",)
 
     def check(self, record: Record, history: History) -> Alert | None:
+        return self._course(record, history) or self._uphill(record, history)
+
+    def _uphill(self, record: Record, history: History) -> Alert | None:
+        table, windows = record.leaves.get("updates"), history.windows
+        if table is None or "updates.cosine" not in record or "grads.norm" not in record:
+            return None
+        matrix = np.array([len(shape) >= 2 for shape in table.shapes], bool)
+        along = windows.streak("updates.cosine", _along, effective=True) >= self.uphill
+        same = windows.streak("updates.cosine", _parallel, effective=True) >= self.uphill
+        with np.errstate(all="ignore"):
+            ratio = record.values["updates.norm"] / record.values["grads.norm"]
+        raw = matrix & same & (np.abs(ratio - 1) < _EQUAL)
+        rows = raw if raw.any() else matrix & along
+        if not raw.any() and (not matrix.any() or rows.sum() < _NEARLY_ALL * matrix.sum()):
+            return None
+        paths = tuple(path for path, row in zip(table.paths, rows, strict=True) if row)
+        how = "are their raw gradients, added" if raw.any() else "go along their gradient instead of against it"
+        message = (
+            f"Over the last {self.uphill} updates those of {len(paths)} of {int(matrix.sum())} matrices {how}; "
+            f"first {paths[0]}."
+        )
+        return Alert(record.step, self.slug, Level.WARN, "Updates go uphill", message, paths)
+
+    def _course(self, record: Record, history: History) -> Alert | None:
         steps, losses = history.since_mark("loss")
         good = np.isfinite(losses)
         steps, losses = steps[good], losses[good]
@@ -69,6 +101,8 @@ class Diverging(Rule):
 
     def _start(self, record: Record, steps: np.ndarray, losses: np.ndarray) -> Alert | None:
         usual = float(np.median(losses[:_FIRST]))
+        if usual > self.times * losses[0]:  # it left at once
+            usual = float(losses[0])
         last_fine = np.flatnonzero(losses < self.far * usual)
         began = int(last_fine[-1]) + 1 if len(last_fine) else 0
         if len(losses) - began < 3 or record.step - int(steps[began]) < self.early - 1:
@@ -80,3 +114,13 @@ class Diverging(Rule):
     def _alert(self, record: Record, level: Level, grown: float, against: str) -> Alert:
         message = f"At step {record.step} the loss is {float(record.values['loss']):.4g}: {grown:.3g} times {against}."
         return Alert(record.step, self.slug, level, "Training diverges", message, values={"ratio": grown})
+
+
+def _along(cosine: np.ndarray) -> np.ndarray:
+    found: np.ndarray = cosine > 0.3
+    return found
+
+
+def _parallel(cosine: np.ndarray) -> np.ndarray:
+    found: np.ndarray = cosine > 1 - _EQUAL
+    return found

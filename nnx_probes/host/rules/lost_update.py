@@ -19,19 +19,23 @@ __all__ = ["LostUpdate"]
 class LostUpdate(Rule):
     """The state after a step is not what that step computed.
 
-    Four signs: with ``watch``, ``Optimizer.update`` was traced and yet ``optimizer.step`` never moved (ERROR; WARN
+    Five signs: with ``watch``, ``Optimizer.update`` was traced and yet ``optimizer.step`` never moved (ERROR; WARN
     where the loss falls or may fall, for then the loop keeps its state elsewhere); the parameters keep coming back to a
     state they had left (`returns` times, WARN); the arrays of the object that is looked at were donated or freed (WARN);
     with the fingerprints of ``watch``, parameters are after the step what they were when they entered it, although they left
-    it changed (ERROR; WARN if they did move earlier in the run, for the loop may have taken back a step it did not like).
+    it changed (ERROR; WARN if they did move earlier in the run, for the loop may have taken back a step it did not like);
+    with ``watch`` and probes at neighbouring steps, the parameters that enter a step are not those that left the one before
+    (WARN: their norms differ by more than `apart`). An announced event (``monitor.mark``) explains that.
 
     Delay: two probes for the first, `returns` returns for the second, none for the others.
 
     Args:
       returns: how often an old state has to come back.
+      apart: relative difference of a leaf's norm that no rounding explains.
     """
 
     returns: int = 2
+    apart: float = 1e-3
 
     slug = "lost_update"
     reads = ("params.fingerprint",)
@@ -42,6 +46,7 @@ class LostUpdate(Rule):
             or self._unreadable(record)
             or self._not_arrived(record, history)
             or self._returned(record, history)
+            or self._entered(record, history)
         )
 
     def _counter(self, record: Record, history: History) -> Alert | None:
@@ -108,3 +113,35 @@ class LostUpdate(Rule):
             f"although they were different in between; this has happened {motion.returns} times."
         )
         return Alert(record.step, self.slug, Level.WARN, "Parameters jump back to an earlier state", message)
+
+    def _entered(self, record: Record, history: History) -> Alert | None:
+        before, table = history.before, record.leaves.get("updates")
+        ratios, norms = record.get("updates.ratio"), record.get("updates.norm")
+        near = record.get("watch.missed") is False and not record.get("grads.age") and record.get("loop.steps") == 1
+        near = near and before is not None and record.get("optimizer.step", 0) - before.get("optimizer.step", 0) == 1
+        moves = history.params.changed[history.params.trained].any()  # else another copy trains: see FrozenParams
+        if before is None or table is None or ratios is None or norms is None or not near or not moves:
+            return None
+        left = dict(zip(before.leaves["params"].paths, before.values["params.norm"].tolist(), strict=True))
+        with np.errstate(all="ignore"):
+            entered = norms.astype(np.float64) / ratios
+        paths = tuple(
+            path
+            for path, norm in zip(table.paths, entered.tolist(), strict=True)
+            if np.isfinite(norm) and abs(norm - left.get(path, norm)) > self.apart * max(norm, left.get(path, norm))
+        )
+        if not paths:
+            return None
+        message = (
+            f"{len(paths)} of {len(table)} parameters entered step {record.step} with another norm than they had after the "
+            f"step before; first {paths[0]}."
+        )
+        return Alert(
+            record.step,
+            self.slug,
+            Level.WARN,
+            "Parameters change between two steps",
+            message,
+            paths,
+            values={"entered": 1.0},
+        )

@@ -22,7 +22,8 @@ class ZeroGradients(Rule):
 
     The whole tree: ERROR after `whole` effective updates. One leaf, or one layer of a stacked leaf: WARN after `leaf`
     updates, `used_leaf` if it ever had a gradient (an expert or an embedding that is rarely used has pauses). INFO when
-    the loss has converged.
+    the loss has converged, and for layers of a stack in which others pause and come back: those are experts, and one that is
+    not chosen gets nothing.
 
     Delay: the thresholds, rounded up to the next probe.
 
@@ -59,13 +60,19 @@ class ZeroGradients(Rule):
             times = windows.streak("slices.grads_max_abs", _is_zero)
             long = self._long(times, windows.ever("slices.grads_max_abs"))
             inside = [not path.startswith(tuple(f"{p}[" for p in paths)) for path in own]
+            routed = self._routed(own, windows.came_back("slices.grads_max_abs"))
             picked = [(path, int(n)) for path, n, yes, new in zip(own, times, long, inside, strict=True) if yes and new]
             paths += [path for path, _ in picked]
             shortest += [n for _, n in picked]
+            done = done or (bool(paths) and all(_stack(path) in routed for path in paths))
         if not paths:
             return None
         level = Level.INFO if done else Level.WARN
         return self._alert(record, level, tuple(paths), len(leaves), min(shortest), whole=False)
+
+    def _routed(self, paths: tuple[str, ...], back: np.ndarray) -> set[str]:
+        """The stacks in which a layer got a gradient again after a pause."""
+        return {_stack(path) for path, row in zip(paths, back, strict=True) if row}
 
     def _long(self, zero_for: np.ndarray, ever: np.ndarray) -> np.ndarray:
         limit = np.where(ever > 0, self.used_leaf, self.leaf)
@@ -84,6 +91,11 @@ class ZeroGradients(Rule):
         message = f"Over the last {updates} updates every element of the gradient was 0 for {which}."
         values = {"leaves": float(len(paths)), "updates": float(updates)}
         return Alert(record.step, self.slug, level, title, message, tuple(paths), values=values)
+
+
+def _stack(path: str) -> str:
+    """The stacked leaf of a layer's path; empty for a leaf of its own."""
+    return path.rpartition("[")[0] if path.endswith("]") else ""
 
 
 def _is_zero(largest: np.ndarray) -> np.ndarray:
