@@ -16,6 +16,8 @@ __all__ = ["measured"]
 _MOST = 0.5
 _DEAD = 0.9
 _SMALL_GAIN = 0.3
+_ZERO_AT_FIRST = ("bias", "lora_b")
+"""Leaves that start at 0 by design, also where they have several axes, as the biases of attention heads do."""
 _UPHILL = 0.3
 """Cosine between gradient and update; descent is -1 for SGD and about -0.3 to -0.8 for Adam, momentum may turn it for a step."""
 
@@ -116,17 +118,23 @@ def _small_weights(record: Record) -> bool:
 
 
 def _zero_weights(record: Record) -> dict[str, Any]:
-    """Whether at least two trained matrices are exactly 0: one may be meant, as the last layer of a branch is."""
+    """Whether trained matrices that are exactly 0 explain gradients of 0.
+
+    One may be meant, as the last layer of a branch is. Where every gradient is 0, zero weights are the reason only if
+    there is no other kind: behind a layer of zeros the last bias still gets a gradient.
+    """
     table, largest = record.leaves.get("params"), record.get("params.max_abs")
     if table is None or largest is None:
         return {"weights_zero": False, "zero_words": ""}
-    rows = [
-        path
+    matrices = [
+        (path, top)
         for path, top, shape, trained in zip(table.paths, largest, table.shapes, table.trained, strict=True)
-        if trained and len(shape) >= 2 and top == 0
+        if trained and len(shape) >= 2 and not any(word in path.rpartition(".")[2] for word in _ZERO_AT_FIRST)
     ]
+    rows = [path for path, top in matrices if top == 0]
     words = f"{len(rows)} matrices hold nothing but zeros, first {rows[0]}." if rows else ""
-    return {"weights_zero": len(rows) >= 2, "zero_words": words}
+    enough = len(rows) >= 2 and (len(rows) == len(matrices) or not _all_zero(record))
+    return {"weights_zero": enough, "zero_words": words}
 
 
 def _spread(record: Record) -> dict[str, Any]:
