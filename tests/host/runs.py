@@ -94,6 +94,8 @@ def breakdowns():
     """What `nonfinite` and `skipped_updates` are explained by."""
     seen = {"params.largest": 1.0}
     yield [bad(loss=NAN, batch=3)], Facts()
+    small = leaves(paths=("positions.embedding", "tokens.embedding"), shapes=((9, 2), (50257, 2)))
+    yield [bad(loss=NAN, batch=0, nonfinite=(4, 4), table=small)], Facts()
     yield [bad(100 * s, (0, 4 * s), loss=NAN if s else 1.0, steps=100, batch=0, **seen) for s in range(2)], Facts()
     yield [bad(nonfinite=(0, 0), loss=NAN, batch=0)], Facts()
     yield [bad(loss=0.5)], Facts()

@@ -7,6 +7,7 @@ import pytest
 from builders import flow, leaves
 
 from nnx_probes.host.alert import Alert, Level
+from nnx_probes.host.causes.evidence import gather
 from nnx_probes.host.causes.measured import measured
 from nnx_probes.host.history import History
 
@@ -212,3 +213,16 @@ def test_a_clip_that_is_known_and_a_large_value_are_passed_on():
     found = facts(flow(0, **{"grads.clip_norm": 1.0}), values={"large": 1.0})
     assert found["clip_known"] and found["large"]
     assert not facts(flow(0))["clip_known"] and not facts(flow(0))["large"]
+
+
+@pytest.mark.parametrize(("largest", "rows", "holds"), [(8, 8, True), (7, 8, False), (None, 8, False)])
+def test_a_token_needs_a_row_in_the_largest_embedding(largest, rows, holds):
+    table = leaves(paths=("positions.embedding", "tokens.embedding"), shapes=((4, 2), (rows, 2)))
+    record = flow(0, table=table, **({} if largest is None else {"batch.max_int": float(largest)}))
+    alert = Alert(0, "nonfinite", Level.ERROR, "title", "message")
+    assert gather(alert, record, History())["token_beyond"] is holds
+
+
+def test_a_model_without_an_embedding_has_no_vocabulary():
+    alert = Alert(0, "nonfinite", Level.ERROR, "title", "message")
+    assert not gather(alert, flow(0, **{"batch.max_int": 8.0}), History())["token_beyond"]

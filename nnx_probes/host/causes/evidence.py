@@ -35,6 +35,7 @@ def gather(alert: Alert, record: Record, history: History) -> dict[str, Any]:
         **flow,
         **_losses(history),
         **_phases(record, history),
+        **_vocabulary(record),
         **state(alert, record),
         **course(alert, record, history),
     }
@@ -184,6 +185,20 @@ def _phases(record: Record, history: History) -> dict[str, Any]:
         "half": bool(half),
         "half_words": f"{len(half)}",
     }
+
+
+def _vocabulary(record: Record) -> dict[str, Any]:
+    """Whether the batch holds an integer that no embedding has a row for."""
+    top = record.get("batch.max_int")
+    sizes = [
+        (shape[0], path)
+        for path, shape in _rows(record, "params", "shapes")
+        if path.rpartition(".")[2] == "embedding" and len(shape) == 2
+    ]
+    if top is None or not sizes:
+        return {"token_beyond": False, "token_words": ""}
+    rows, path = max(sizes)
+    return {"token_beyond": top >= rows, "token_words": f"the largest embedding, {path}, has {rows} rows"}
 
 
 def _growth(history: History) -> str:

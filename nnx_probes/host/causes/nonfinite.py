@@ -31,6 +31,18 @@ NONFINITE = (
         minus={"grew": 0.2},
     ),
     Explanation(
+        slug="token_out_of_vocabulary",
+        title="A token id is larger than the embedding: looked up, it gives NaN",
+        why="The batch holds integers up to {batch_max_int}; {token_words}.",
+        fix="Make the embedding as large as the tokenizer's vocabulary, special and padding tokens included.",
+        check="Compare tokens.max() with nnx.Embed's num_embeddings before the step.",
+        rules=_RULES,
+        needs=("token_beyond", "!batch_bad"),
+        base=0.9,
+        plus={"loss_bad": 0.08},
+        minus={"half": 0.1, "unseen": 0.1},
+    ),
+    Explanation(
         slug="label_out_of_range",
         title="A label or token id is outside the range the loss expects",
         why="The loss is not finite although batch and updated parameters are; the batch holds integers up to {batch_max_int}.",
