@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 import nnx_probes as probes
@@ -61,11 +62,15 @@ def _by_class(recipe: Recipe) -> Recipe:
     return recipe.but(held_out=held_out)
 
 
-def _new_optimizer(recipe: Recipe) -> Callable[[Loop], None]:
-    def after(loop: Loop) -> None:
-        loop.optimizer = probes.watch(nnx.Optimizer(loop.model, recipe.transform, wrt=recipe.wrt), loop.model)
+def _new_optimizer(recipe: Recipe) -> Recipe:
+    """With a warm-up, as most have one: it starts over at each step."""
+    warm_up = optax.scale_by_schedule(optax.linear_schedule(1e-3, 1.0, 30))
+    transform = optax.chain(recipe.transform, warm_up)
 
-    return after
+    def after(loop: Loop) -> None:
+        loop.optimizer = probes.watch(nnx.Optimizer(loop.model, transform, wrt=recipe.wrt), loop.model)
+
+    return recipe.but(transform=transform, after=after)
 
 
 def _reset_model(recipe: Recipe) -> Callable[[Loop], None]:
@@ -138,10 +143,10 @@ STATE = (
     ),
     Fault(
         "optimizer_made_in_the_loop",
-        "nnx.Optimizer(...) stands inside the loop: moments never get old",
+        "nnx.Optimizer(...) stands inside the loop: the warm-up starts over, moments never get old",
         ("optimizer_reset",),
         ("optimizer_recreated",),
-        lambda r: r.but(after=_new_optimizer(r)),
+        _new_optimizer,
         ("mlp", "experts", "transformer"),
         within=8,
     ),

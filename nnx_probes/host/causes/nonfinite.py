@@ -40,7 +40,7 @@ NONFINITE = (
         needs=("token_beyond", "!batch_bad"),
         base=0.9,
         plus={"loss_bad": 0.08},
-        minus={"half": 0.1, "unseen": 0.1},
+        minus={"params_fine": 0.35, "half": 0.1, "unseen": 0.1},
     ),
     Explanation(
         slug="label_out_of_range",
