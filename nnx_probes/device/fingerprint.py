@@ -18,7 +18,7 @@ from nnx_probes.device.leaves import Tree
 from nnx_probes.device.mix64 import mix64, mix64_text
 from nnx_probes.errors import ArgumentError, closest
 
-__all__ = ["METHODS", "Method", "choose_method", "fingerprint", "host_bytes", "xxh3_text"]
+__all__ = ["METHODS", "Method", "choose_method", "fingerprint", "xxh3_texts"]
 
 Method = Literal["auto", "mix64", "xxh3"]
 METHODS: tuple[str, ...] = ("auto", "mix64", "xxh3")
@@ -47,7 +47,7 @@ def fingerprint(tree: Any, *, method: Method = "auto") -> dict[str, str]:
     arrays = source.read()
     chosen = choose_method(arrays) if method == "auto" else method
     if chosen == "xxh3":
-        texts = [xxh3_text(x) for x in arrays]
+        texts = xxh3_texts(arrays)
     else:
         texts = [mix64_text(np.asarray(jax.device_get(_mix64(_on_device(x))))) for x in arrays]
     return {leaf.path: text for leaf, text in zip(source.leaves, texts, strict=True)}
@@ -84,16 +84,27 @@ def choose_method(arrays: Sequence[Any]) -> Literal["mix64", "xxh3"]:
     return "xxh3" if platforms <= {"cpu"} else "mix64"
 
 
-def host_bytes(x: Any) -> np.ndarray:
-    """Returns the row-major bytes of one array as uint8[n]: a view on the CPU backend, a copy elsewhere."""
-    if isinstance(x, jax.Array):
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            x = jax.random.key_data(x)
-        x = jax.device_get(x)
+def xxh3_texts(arrays: Sequence[Any]) -> list[str]:
+    """Returns ``"xxh3:"`` and 16 hex digits over the row-major bytes of each array.
+
+    Cost: one call of ``jax.device_get`` for all of them, a view on the CPU backend and a copy elsewhere; memory speed.
+    """
+    return ["xxh3:" + xxhash.xxh3_64_hexdigest(x.data if x.size else b"") for x in map(_bytes, _on_host(arrays))]
+
+
+def _on_host(arrays: Sequence[Any]) -> list[Any]:
+    found = list(arrays)
+    there = [i for i, x in enumerate(arrays) if isinstance(x, jax.Array)]
+    if there:
+        moved = jax.device_get([_words_of_key(arrays[i]) for i in there])
+        for i, x in zip(there, moved, strict=True):
+            found[i] = x
+    return found
+
+
+def _words_of_key(x: jax.Array) -> jax.Array:
+    return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def _bytes(x: Any) -> np.ndarray:
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-
-
-def xxh3_text(x: Any) -> str:
-    """Returns ``"xxh3:"`` and 16 hex digits over the bytes of one array."""
-    data = host_bytes(x)
-    return "xxh3:" + xxhash.xxh3_64_hexdigest(data.data if data.size else b"")

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from nnx_probes.device.fingerprint import check_method, choose_method, xxh3_text
+from nnx_probes.device.fingerprint import check_method, choose_method, xxh3_texts
 from nnx_probes.device.leaves import Leaf, Tree
 from nnx_probes.device.mix64 import mix64_text
 from nnx_probes.device.reduce import Measurement, Program
+from nnx_probes.device.stacks import shares
 
 __all__ = ["Pending", "Probe", "Sample"]
 
@@ -113,23 +114,26 @@ class Probe:
         if self._method == "auto":
             self._method = choose_method([arrays[i] for i in usable])
         texts = list(sample.fingerprints)
-        on_host = [i for i in usable if not isinstance(arrays[i], jax.Array)]
+        on_device = [i for i in usable if isinstance(arrays[i], jax.Array)]
+        on_host = sorted(set(usable).difference(on_device))
         for i in on_host:
             _scatter(sample, [i], _measure_host(arrays[i]))
-        parts = []
+        parts, traced = [], set[int]()
         program = self._program(self._method == "mix64")
-        for rows in _by_devices(arrays, [i for i in usable if i not in set(on_host)]):
+        placed = _by_devices(arrays, on_device)
+        for rows in ([group[i] for i in part] for group in placed for part in shares([arrays[i] for i in group])):
             chosen = [arrays[i] for i in rows]
             specs = [_Spec(x.shape, x.dtype, x.size) for x in chosen]
             packed = program.enqueue(chosen)
             if isinstance(packed, jax.core.Tracer):  # called inside a compiled function, on arrays from outside it
-                unreadable.update((self.tree.leaves[i].path, TRACED) for i in rows)
+                traced.update(rows)
             else:
                 parts.append((rows, specs, program, packed))
+        unreadable.update((self.tree.leaves[i].path, TRACED) for i in traced)
         if self._method is not None:
-            for i in usable if self._method == "xxh3" else on_host:
-                if self.tree.leaves[i].path not in unreadable:
-                    texts[i] = xxh3_text(arrays[i])
+            hashed = [i for i in (usable if self._method == "xxh3" else on_host) if i not in traced]
+            for i, text in zip(hashed, xxh3_texts([arrays[i] for i in hashed]), strict=True):
+                texts[i] = text
         return Pending(parts, replace(sample, fingerprints=tuple(texts), unreadable=unreadable))
 
     def _program(self, hashing: bool) -> Program:
@@ -199,11 +203,19 @@ def _modulus(x: np.ndarray) -> np.ndarray:
 
 def _by_devices(arrays: Sequence[Any], rows: Sequence[int]) -> list[list[int]]:
     """Rows grouped by the devices they lie on, in order: one program cannot read from two groups."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
+    groups: dict[tuple[int, ...], list[int]] = {}
+    known: dict[Any, tuple[int, ...]] = {}
     for row in rows:
         sharding = arrays[row].sharding
-        mesh = getattr(sharding, "mesh", None)
-        devices = sharding.device_set if not isinstance(mesh, Mesh) else mesh.devices.flat
-        key = tuple(d.id for d in devices) if isinstance(mesh, Mesh) else tuple(sorted(d.id for d in devices))
+        key = known.get(sharding)
+        if key is None:
+            key = known[sharding] = _devices(sharding)
         groups.setdefault(key, []).append(row)
     return list(groups.values())
+
+
+def _devices(sharding: Any) -> tuple[int, ...]:
+    mesh = getattr(sharding, "mesh", None)
+    if isinstance(mesh, Mesh):
+        return tuple(d.id for d in mesh.devices.flat)
+    return tuple(sorted(d.id for d in sharding.device_set))

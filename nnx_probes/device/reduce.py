@@ -17,6 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nnx_probes.device.mix64 import mix64
+from nnx_probes.device.stacks import Stacks
 
 __all__ = ["Measurement", "Program", "apart", "count_nonfinite", "plain"]
 
@@ -70,29 +71,30 @@ class Program:
         """
         sharding = _replicated(arrays)
         if sharding not in self._compiled:
-            self._compiled[sharding] = jax.jit(self._measure, out_shardings=sharding)
-        packed: jax.Array = self._compiled[sharding](list(arrays))
+            self._compiled[sharding] = jax.jit(self._measure, out_shardings=sharding, static_argnames="together")
+        packed: jax.Array = self._compiled[sharding](list(arrays), together=_on_one_device(arrays))
         if not isinstance(packed, jax.core.Tracer):
             packed.copy_to_host_async()
         return packed
 
-    def _measure(self, arrays: list[jax.Array]) -> jax.Array:
+    def _measure(self, arrays: list[jax.Array], together: bool) -> jax.Array:
         self.traces += 1
         if not arrays:
             return jnp.zeros((0,), jnp.uint32)
         with jax.named_scope("nnx_probes"):
-            square = jnp.stack([_sum_of_squares(plain(apart(x))) for x in arrays])
-            largest = jnp.stack([_largest(plain(apart(x))) for x in arrays])
+            stacks = Stacks(arrays, together=together)
+            square = stacks.each(lambda x: _sum_of_squares(plain(apart(x))))
+            largest = stacks.each(lambda x: _largest(plain(apart(x))))
             # A finite sum of squares proves all elements finite. Only where it is not, or where it lost its
             # digits, is there a second look; the branch costs nothing on a healthy step.
             odd = ~jnp.isfinite(square) | ((square < _TINY) & (largest > 0))
             norm, nonfinite = lax.cond(
-                jnp.any(odd), lambda: _second_look(arrays), lambda: (jnp.sqrt(square), _zeros(len(arrays)))
+                jnp.any(odd), lambda: _second_look(stacks, largest), lambda: (jnp.sqrt(square), _zeros(len(arrays)))
             )
             norm = jnp.where(odd, norm, jnp.sqrt(square))
-            parts = [_bits(norm), _bits(largest), _bits(nonfinite), jnp.stack([_single(x) for x in arrays])]
+            parts = [_bits(norm), _bits(largest), _bits(nonfinite), stacks.each(_single)]
             if self._hashing:
-                parts.append(jnp.stack([mix64(x) for x in arrays]).reshape(-1))
+                parts.append(stacks.each(mix64).reshape(-1))
             return jnp.concatenate(parts)
 
     def unpack(self, packed: Any, arrays: Sequence[Any]) -> Measurement:
@@ -122,6 +124,10 @@ def _replicated(arrays: Sequence[jax.Array]) -> NamedSharding | None:
             mesh = sharding.mesh
             return NamedSharding(mesh, PartitionSpec()) if isinstance(mesh, Mesh) else None
     return None
+
+
+def _on_one_device(arrays: Sequence[jax.Array]) -> bool:
+    return all(isinstance(x, jax.core.Tracer) or len(x.sharding.device_set) == 1 for x in arrays)
 
 
 def apart(x: jax.Array) -> jax.Array:
@@ -154,16 +160,15 @@ def _largest(x: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(x), initial=0).astype(jnp.float32)
 
 
-def _second_look(arrays: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    norms, counts = [], []
-    for original in arrays:
+def _second_look(stacks: Stacks, largest: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def norm(original: jax.Array, top: jax.Array) -> jax.Array:
         x = plain(original)
-        largest = jnp.max(jnp.abs(x), initial=0)
-        scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+        scale = jnp.where((top > 0) & jnp.isfinite(top), top, 1).astype(x.dtype)
         scaled = x / scale
-        norms.append((jnp.sqrt(jnp.sum(scaled * scaled)) * scale).astype(jnp.float32))
-        counts.append(count_nonfinite(original))
-    return jnp.stack(norms), jnp.stack(counts)
+        found: jax.Array = (jnp.sqrt(jnp.sum(scaled * scaled)) * scale).astype(jnp.float32)
+        return found
+
+    return stacks.each(norm, largest), stacks.each(count_nonfinite)
 
 
 def count_nonfinite(x: jax.Array, axes: tuple[int, ...] | None = None) -> Any:

@@ -60,8 +60,8 @@ def _collect(destination: Any, parts: list[tuple[Writer, bool]]) -> None:
         from nnx_probes.writers.jsonl import JsonlWriter
         from nnx_probes.writers.tensorboard import TensorBoardWriter
 
+        parts.append((JsonlWriter(destination), True))  # first: a record counts as handed over when it is in this file
         parts.append((TensorBoardWriter(destination), True))
-        parts.append((JsonlWriter(destination), True))
         parts.append((ConsoleWriter(), True))
     elif isinstance(destination, (list, tuple)):
         for part in destination:

@@ -14,7 +14,7 @@ from nnx_probes.errors import ArgumentError
 from nnx_probes.host.alert import Alert
 from nnx_probes.host.record import Record
 from nnx_probes.writers import tags
-from nnx_probes.writers.background import Background, remaining
+from nnx_probes.writers.background import Background, Ticket, remaining
 from nnx_probes.writers.base import RecordWriter, Writer
 from nnx_probes.writers.destination import check_writer, open_parts
 from nnx_probes.writers.markdown import escape, settings_table
@@ -127,9 +127,11 @@ class Fanout:
     def record(self, record: Record) -> None:
         """Writes a record; drops it if the queue is full.
 
-        Gives the thread up to 50 ms to finish, which a healthy disk needs a few of: what has been handed over is then on
-        disk when this returns, and a killed process loses no more than the probe that is still on the device.
+        Gives the thread up to 50 ms for the first writer (of a folder: the JSONL file), which needs about one of them: what
+        has been handed over is then in that file when this returns, and a killed process loses no more than the probe that
+        is still on the device. The other writers follow while training goes on.
         """
+        landed = Ticket()
 
         def write(to: _Outlet) -> None:
             if to.records is not None:
@@ -137,7 +139,7 @@ class Fanout:
             else:
                 to.writer.write_scalars(record.step, tags.scalars(record))
 
-        self._submit(write, droppable=True)
+        self._submit(write, droppable=True, landed=landed)
 
     def alert(self, alert: Alert) -> bool:
         """Writes and flushes an alert; returns whether that was over within 5 s, failed or not."""
@@ -206,8 +208,12 @@ class Fanout:
         droppable: bool = False,
         timeout_s: float | None = None,
         insist: bool = False,
+        landed: Ticket | None = None,
     ) -> bool:
-        """Runs `write` for each outlet on the thread; with a timeout, returns whether that is over."""
+        """Runs `write` for each outlet on the thread; with a timeout, returns whether that is over.
+
+        `landed` is set after the first outlet, and waited for briefly.
+        """
         if not self._outlets:
             return True
 
@@ -218,6 +224,8 @@ class Fanout:
                     write(outlet)
                 except Exception as error:
                     self._count(outlet.name, error)
+                if landed is not None:
+                    landed.set()
             self._current = ""
 
         ticket = self._background.submit(task, droppable=droppable)
@@ -230,8 +238,8 @@ class Fanout:
                     self._current or "A writer",
                 )
             return False
-        if droppable:
-            return self._background.wait_briefly(ticket, RECORD_TIMEOUT_S)
+        if landed is not None:
+            return self._background.wait_briefly(landed, RECORD_TIMEOUT_S)
         return timeout_s is None or self._background.wait(ticket, timeout_s, insist=insist)
 
     def _count(self, name: str, error: Exception) -> None:

@@ -10,12 +10,13 @@ from nnx_probes import writers
 from nnx_probes.errors import ArgumentTypeError, WriterError
 from nnx_probes.writers import ConsoleWriter, JsonlWriter, MemoryWriter, TensorBoardWriter, open_destination
 from nnx_probes.writers.jsonl import JsonlWriter as JsonlClass
+from nnx_probes.writers.tensorboard import TensorBoardWriter as TensorBoardClass
 
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_folder_is_event_files_jsonl_and_the_console(tmp_path, kind):
     made = open_destination(kind(tmp_path))
-    assert [type(writer) for writer in made] == [TensorBoardWriter, JsonlWriter, ConsoleWriter]
+    assert [type(writer) for writer in made] == [JsonlWriter, TensorBoardWriter, ConsoleWriter]
     for writer in made:
         writer.close()
 
@@ -55,12 +56,12 @@ def test_a_class_instead_of_an_instance_is_told_to_call_it():
 
 def test_what_was_opened_before_an_error_is_closed(tmp_path, monkeypatch):
     closed = []
-    monkeypatch.setattr(TensorBoardWriter, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(JsonlClass, "close", lambda self: closed.append(self))
 
     def fail(self, folder):
         raise WriterError("no")
 
-    monkeypatch.setattr(JsonlClass, "__init__", fail)
+    monkeypatch.setattr(TensorBoardClass, "__init__", fail)
     with pytest.raises(WriterError):
         open_destination(tmp_path)
     assert len(closed) == 1
