@@ -6,7 +6,6 @@ that list, never the Module, goes into the compiled programs (a Module would re-
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,20 +48,27 @@ def is_array(value: Any) -> bool:
     return isinstance(value, (jax.Array, *_NUMBERS))
 
 
+_VARIABLES: dict[type, bool | None] = {}
+"""Whether a type is a Variable's: asked for each object of a model at each read, and NNX's own check runs Python code.
+None for tracers and the Variables of jax's extensible types, where it depends on the object."""
+_INNER: dict[type, bool] = {}
+"""Whether objects of a type have children."""
+
+
 def _is_variable(value: Any) -> bool:
-    known = _is_variable_type(type(value))
+    kind = type(value)
+    if kind not in _VARIABLES:
+        depends = issubclass(kind, jax.core.Tracer) or kind.__name__ == "HijaxVariable"
+        _VARIABLES[kind] = None if depends else issubclass(kind, nnx.Variable)
+    known = _VARIABLES[kind]
     return isinstance(value, nnx.Variable) if known is None else known
 
 
-@functools.cache
-def _is_variable_type(kind: type) -> bool | None:
-    """Asked for each object of a model at each read, and NNX's own check runs Python code each time.
-
-    None for tracers and the Variables of jax's extensible types: there it depends on the object.
-    """
-    if issubclass(kind, jax.core.Tracer) or kind.__name__ == "HijaxVariable":
-        return None
-    return issubclass(kind, nnx.Variable)
+def _is_inner(value: Any) -> bool:
+    kind = type(value)
+    if kind not in _INNER:
+        _INNER[kind] = issubclass(kind, (nnx.Pytree, Mapping, list, tuple))
+    return _INNER[kind]
 
 
 def key_name(key: Any) -> Any:
@@ -230,7 +236,7 @@ def _has_cycle(source: Any) -> bool:
         elif me in above:
             return True
         elif me not in done:
-            children = [child for child in _children(node) if _is_inner(type(child))]
+            children = [child for child in _children(node) if _is_inner(child)]
             if children:
                 above.add(me)
                 stack.append((node, True))
@@ -238,12 +244,6 @@ def _has_cycle(source: Any) -> bool:
             else:
                 done.add(me)
     return False
-
-
-@functools.cache
-def _is_inner(kind: type) -> bool:
-    """Whether objects of this type have children; asked for each object of a model at each read, so remembered."""
-    return issubclass(kind, (nnx.Pytree, Mapping, list, tuple))
 
 
 def reaches(root: Any, target: Any) -> bool:
@@ -283,7 +283,7 @@ def split_arrays(tree: Any) -> tuple[list[Any], Rest]:
 
 
 def _children(node: Any) -> list[Any]:
-    if not _is_inner(type(node)):
+    if not _is_inner(node):
         return []
     if isinstance(node, nnx.Pytree):
         return list(vars(node).values())

@@ -7,9 +7,11 @@
 | one of these three texts | ``{"str": "nan"}`` |
 | tuple, list | list |
 | array, NumPy number | ``{"dtype": "float32", "data": [...]}``, and ``"shape"`` unless it has one dimension |
-| array of 64 numbers or more | the same with ``"packed"`` for ``"data"``: base64 of zlib of the little-endian bytes, all first bytes first, then all second bytes … |
+| array of 64 numbers or more | ``"packed"`` in place of ``"data"`` (below) |
 | mapping | ``{"map": {...}}`` |
 | anything else | ``{"repr": "..."}`` |
+
+Packed is base64 of zlib of the numbers' little-endian bytes: the first byte of each number, then the second of each, and so on.
 """
 
 from __future__ import annotations
