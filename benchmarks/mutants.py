@@ -39,8 +39,8 @@ TURNED = {
 }
 SWAPPED = {"INFO": "ERROR", "WARN": "INFO", "ERROR": "WARN"}
 QUIET = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-p", "no:randomly"]
-LIMIT_S = 60
-MOST_TESTS = 60
+LIMIT_S = 300
+MOST_TESTS = 500
 
 
 @dataclass(frozen=True)

@@ -121,4 +121,4 @@ def converged(history: History) -> bool:
     first, (_, losses) = history.first("loss"), history.series("loss")
     if first is None or len(losses) < 2:
         return False
-    return bool(abs(losses[-1]) <= _CONVERGED * abs(first)) and abs(losses[-1]) < abs(first)
+    return bool(abs(losses[-1]) <= _CONVERGED * abs(first) and abs(losses[-1]) < abs(first))

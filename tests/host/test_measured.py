@@ -7,9 +7,11 @@ import pytest
 from builders import flow, leaves
 
 from nnx_probes.host.alert import Alert, Level
+from nnx_probes.host.causes.course import course
 from nnx_probes.host.causes.evidence import gather
 from nnx_probes.host.causes.measured import measured
 from nnx_probes.host.history import History
+from nnx_probes.host.record import Record
 
 
 def facts(record, *paths, before=(), values=None):
@@ -226,3 +228,88 @@ def test_a_token_needs_a_row_in_the_largest_embedding(largest, rows, holds):
 def test_a_model_without_an_embedding_has_no_vocabulary():
     alert = Alert(0, "nonfinite", Level.ERROR, "title", "message")
     assert not gather(alert, flow(0, **{"batch.max_int": 8.0}), History())["token_beyond"]
+
+
+# --- the course of the loss, and the batch --------------------------------------------------------------------
+
+
+def batches(tops, dtype="float32", **more):
+    table = leaves("batch", ("x", "y"), trained=(False, False), dtypes=(dtype, "float32"))
+    return [
+        Record(s, 0.0, {"batch.max_abs": np.array([top, 1.0], np.float32), **more}, {"batch": table})
+        for s, top in enumerate(tops)
+    ]
+
+
+def about(records, **more):
+    """What `course` says about the last of these records."""
+    history = History()
+    for each in records:
+        history.observe(each)
+    return course(Alert(0, "spike", Level.WARN, "title", "message", **more), records[-1], history)
+
+
+@pytest.mark.parametrize(
+    ("tops", "dtype", "found"),
+    [
+        ([1.0] * 7 + [10.0], "float32", True),
+        ([1.0] * 7 + [9.9], "float32", False),
+        ([1.0] * 6 + [10.0], "float32", False),  # too few to know what is usual
+        ([1.0] * 7 + [10.0] + [1.0] * 3, "float32", True),
+        ([1.0] * 7 + [10.0] + [1.0] * 4, "float32", False),
+        ([1.0] * 7 + [10.0], "int32", False),
+        ([0.0] * 7 + [10.0], "float32", False),
+    ],
+)
+def test_a_batch_ten_times_as_large_as_usual_in_the_last_four_probes_is_an_outlier(tops, dtype, found):
+    said = about(batches(tops, dtype))
+    assert said["batch_outlier"] is found
+    assert said["outlier_words"] == ("The batch's x is 10 times as large as usual." if found else "")
+
+
+def lossy(losses, classes=(10,)):
+    extra = {"labels.classes": np.array(classes, np.int64)}
+    return [Record(s, 0.0, {"loss": loss, **extra}, {}) for s, loss in enumerate(losses)]
+
+
+LN10 = float(np.log(10))
+FLOOR = float(np.log1p(9 / np.e))
+
+
+@pytest.mark.parametrize(
+    ("losses", "classes", "found"),
+    [
+        ([LN10, 2.0], (10,), True),
+        ([LN10 * 1.0099, 2.0], (10,), True),
+        ([LN10 * 1.0101, 2.0], (10,), False),
+        ([LN10, FLOOR * 1.001], (10,), True),
+        ([LN10, FLOOR * 0.999, 2.0], (10,), False),
+        ([LN10, 2.0], (10, 10), False),  # which of the two are the labels?
+        ([LN10, 2.0], (1,), False),
+    ],
+)
+def test_a_second_softmax_shows_in_the_first_loss_and_in_the_lowest(losses, classes, found):
+    assert about(lossy(losses, classes))["softmax_twice"] is found
+
+
+@pytest.mark.parametrize(("width", "other", "found"), [(9e-7, 1.0, True), (1.1e-6, 1.0, False), (1.0, 0.0, False)])
+def test_the_largest_array_of_a_batch_is_the_input(width, other, found):
+    table = leaves("batch", ("x", "mask"), trained=(False, False), shapes=((8, 4), (8,)))
+    record = Record(0, 0.0, {"batch.spread": np.array([width, other])}, {"batch": table})
+    assert about([record])["input_constant"] is found
+
+
+def test_of_two_largest_arrays_none_is_the_input():
+    table = leaves("batch", ("x", "y"), trained=(False, False), shapes=((8, 4), (8, 4)))
+    assert not about([Record(0, 0.0, {"batch.spread": np.zeros(2)}, {"batch": table})])["input_constant"]
+
+
+@pytest.mark.parametrize(("ratio", "big"), [(0.051, True), (0.049, False)])
+def test_updates_of_a_twentieth_of_their_matrices_are_big(ratio, big):
+    assert about([flow(0, ratio=ratio)])["big_updates"] is big
+    vectors = leaves(shapes=((4,), (4,)))
+    assert not about([flow(0, ratio=ratio, table=vectors)])["big_updates"]
+
+
+def test_the_first_record_is_the_first_probe():
+    assert about([flow(0)])["first_probe"] and not about([flow(0), flow(1)])["first_probe"]

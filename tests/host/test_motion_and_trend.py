@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from builders import PARAMS, leaves
+from builders import PARAMS, leaves, numbers
 
+from nnx_probes.host.history import History
 from nnx_probes.host.motion import Motion
-from nnx_probes.host.trend import falls, stands
+from nnx_probes.host.trend import converged, falls, stands, undecided
 
 
 def feed(motion, *states, table=PARAMS, updates=1):
@@ -90,3 +91,46 @@ def test_noise_without_a_trend_falls_in_at_most_two_percent_of_series():
 
 def test_a_loss_stands_only_when_bit_equal():
     assert stands([0.5, 0.5, 0.5]) and not stands([0.5, 0.5]) and not stands([0.5, 0.5, np.nextafter(0.5, 1)])
+
+
+@pytest.mark.parametrize(("last", "down"), [(0.951, False), (0.949, True)])
+def test_five_per_cent_are_a_drop_among_a_few_losses(last, down):
+    assert falls(np.linspace(1, last, 7).tolist()) is down
+
+
+@pytest.mark.parametrize(("second", "falling", "open_"), [(0.5, True, False), (0.51, False, True), (0.0, True, False)])
+def test_of_two_losses_a_half_is_a_fall_and_less_is_open(second, falling, open_):
+    assert falls([1.0, second]) is falling
+    assert undecided([1.0, second], [0, 1]) is open_
+
+
+@pytest.mark.parametrize(
+    ("second", "apart", "open_"),
+    [(0.99, 1, True), (0.991, 1, False), (0.99, 7, True), (0.99, 8, False), (0.9, 8, True), (0.901, 8, False)],
+)
+def test_a_small_drop_between_two_losses_is_open_only_where_it_is_no_noise(second, apart, open_):
+    assert undecided([1.0, second], [0, apart]) is open_
+
+
+def test_three_losses_are_never_open_and_those_not_finite_do_not_count():
+    assert not undecided([1.0, 0.8, 0.7], [0, 1, 2])
+    assert undecided([1.0, np.nan, 0.8], [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("losses", "done"),
+    [((1.0, 1.0e-6), True), ((1.0, 1.1e-6), False), ((-1.0, 1e-7), True), ((0.0, 0.0), False), ((1.0,), False)],
+)
+def test_a_millionth_of_the_first_loss_is_converged(losses, done):
+    history = History()
+    for step, loss in enumerate(losses):
+        history.observe(numbers(step, loss=loss))
+    assert converged(history) is done
+
+
+def test_a_history_keeps_the_last_1024_values_and_the_first():
+    history = History()
+    for step in range(1100):
+        history.observe(numbers(step, loss=float(step + 1)))
+    steps, losses = history.series("loss")
+    assert (len(steps), steps[0], losses[-1], history.first("loss")) == (1024, 76, 1100.0, 1.0)
