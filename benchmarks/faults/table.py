@@ -2,7 +2,8 @@
 
 usage: python benchmarks/faults/table.py [--seeds N] [--workers N] [--store DIR] [--again]
 
-With --store the runs' records are kept in DIR; runs that are there already are judged again by today's rules and not run.
+With --store the runs' records are kept in DIR; runs that are there already are judged again by today's rules and not run
+(and the minutes that the table tells stay those of the last run).
 With --again the verdicts of the last time are pasted once more. The output goes to benchmarks/faults/result.json (all
 verdicts) and result.txt (one line a fault and program).
 """
@@ -43,13 +44,14 @@ def main() -> None:
         result, about = load()
     else:
         jobs = plan(options.seeds)
+        again = options.store is not None and options.store.is_dir() and any(options.store.iterdir())
         began = time.monotonic()
         runs = run_all(jobs, every=1, workers=options.workers, store=options.store)
         outcomes = dict(track(runs, "runs", total=len(jobs)))
         result = collect(outcomes, every=1)
         about = {
             "seeds": options.seeds,
-            "minutes": round((time.monotonic() - began) / 60, 1),
+            "minutes": load()[1]["minutes"] if again else round((time.monotonic() - began) / 60, 1),
             "runs": len(jobs),
             "python": platform.python_version(),
             "jax": jax.__version__,

@@ -73,17 +73,12 @@ def execute(job: Job, every: int, store: Path | None = None) -> Outcome:
 def run_all(
     jobs: Sequence[Job], *, every: int, workers: int, store: Path | None = None
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Yields jobs with their outcomes, in the order in which they end.
+    """Yields jobs with their outcomes, in the order in which they end; all run in other processes.
 
     A worker lives for 40 jobs, so that compiled programs do not pile up; what has been compiled once is read from
     a temporary cache by all of them, since the seeds of one program share it.
     """
     with tempfile.TemporaryDirectory(prefix="nnx-probes-faults-") as cache:
-        if workers == 1:
-            _prepare(cache)
-            for job in jobs:
-                yield job, execute(job, every, store)
-            return
         pool = multiprocessing.get_context("spawn").Pool(workers, _prepare, (cache,), maxtasksperchild=_LIFE)
         with pool:
             yield from pool.imap_unordered(functools.partial(_execute, every=every, store=store), jobs)

@@ -48,10 +48,10 @@ def test_a_job_runs_what_its_name_says():
 
 
 def test_the_command_prints_verdicts_and_ends_with_0_when_all_is_found(capsys):
-    arguments = ["faults", "--seeds", "1", "--only", "deep_sigmoids", "--workers", "1", "--json"]
+    arguments = ["faults", "--seeds", "1", "--only", "norm_at_zero", "--workers", "1", "--json"]
     assert cli.main(arguments) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert {v["program"] for v in printed["verdicts"]} == set(FAULTS["deep_sigmoids"].on)
+    assert {v["program"] for v in printed["verdicts"]} == set(FAULTS["norm_at_zero"].on)
     assert printed["rates"]["found"]["share"] == 1.0
     assert printed["errors"] == []
     assert "labels_leaked" in printed["out_of_reach"]
