@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nnx_probes.host.rule import Rule
     from nnx_probes.loop import fit
     from nnx_probes.monitor import Monitor
+    from nnx_probes.tuning import tune
     from nnx_probes.writers.base import Writer
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "fit",
     "rules",
     "step_stats",
+    "tune",
     "watch",
     "writers",
 ]
@@ -82,6 +84,7 @@ _HOMES = {
     "fingerprint": "nnx_probes.device.fingerprint",
     "fit": "nnx_probes.loop",
     "step_stats": "nnx_probes.device.stats",
+    "tune": "nnx_probes.tuning",
     "watch": "nnx_probes.device.tap",
 }
 """Public name -> the module that defines it."""

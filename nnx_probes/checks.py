@@ -26,6 +26,7 @@ __all__ = [
     "check_optimizer",
     "check_plugins",
     "facts_of",
+    "paces_of",
     "resolve",
     "served",
 ]
@@ -41,8 +42,8 @@ _SEVERAL = 100
 def check_numbers(every: Any, budget: Any, total_steps: Any, stop_on: Any) -> None:
     """Raises when one of the plain settings of a monitor cannot work."""
     if every != "auto":
-        if every is None or isinstance(every, str):
-            raise ArgumentTypeError(f"Monitor(every={every!r}): expected a whole number of steps or 'auto'.")
+        if every is None:
+            raise ArgumentTypeError("Monitor(every=None): expected a whole number of steps or 'auto'.")
         check_every(every, "Monitor")
     if not isinstance(budget, (int, float)) or not 0 < budget <= 1:
         raise ArgumentError(f"Monitor(budget={budget!r}): expected a share of loop time, above 0 and at most 1.")
@@ -175,8 +176,16 @@ def _is_provided(name: str, names: set[str]) -> bool:
     return name in names or f"{name.split('.', 1)[0]}.*" in names
 
 
-def pace_of(every: int | Literal["auto"], budget: float) -> Pace:
-    """Returns the pace that a monitor's `every` asks for."""
+def paces_of(every: int | Literal["auto"], budget: float, callbacks: Sequence[Callback]) -> tuple[Pace, list[Pace]]:
+    """Returns the monitor's own pace and that of each callback; those that find their interval share the budget."""
+    shared = every == "auto" and any(callback.every is None for callback in callbacks)
+    searching = shared + sum(callback.every == "auto" for callback in callbacks)
+    part = budget / max(1, searching)
+    own = _pace(every, part)
+    return own, [own if callback.every is None else _pace(callback.every, part) for callback in callbacks]
+
+
+def _pace(every: int | Literal["auto"], budget: float) -> Pace:
     if every != "auto":
         return Pace(every)
     if jax.process_count() == 1:

@@ -160,9 +160,44 @@ def _faults(options: argparse.Namespace) -> int:
     return run(seeds=options.seeds, only=options.only, every=options.every, workers=options.workers, form=options.form)
 
 
+def _configure_tune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "target",
+        metavar="SCRIPT_OR_MODULE:function",
+        help="a function that returns (train_step, model, optimizer, batches)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="of loop time, for all probing; default: %(default)s",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.epilog = (
+        "Runs 27 of your own steps, on copies, and times them with and without a probe.\n"
+        "Exit codes: 0 an interval keeps to the budget, 1 none does, 2 wrong usage."
+    )
+
+
+def _tune(options: argparse.Namespace) -> int:
+    import json
+
+    from nnx_probes.errors import ArgumentError
+    from nnx_probes.tuning import load, tune
+
+    made = load(options.target)()
+    if not isinstance(made, tuple) or len(made) != 4:
+        raise ArgumentError(f"{options.target} returned no (train_step, model, optimizer, batches), but {made!r:.80}.")
+    found = tune(*made, budget=options.budget)
+    print(json.dumps(found.as_json(), indent=1) if options.json else found)
+    return int(found.every is None)
+
+
 COMMANDS = (
     Command("demo", "train a small language model, whole or with a known fault", _configure_demo, _demo),
     Command("report", "judge a stored run again: the alerts of its probes.jsonl", _configure_report, _report),
+    Command("tune", "measure in your own loop what each interval costs", _configure_tune, _tune),
     Command("faults", "run the fault benchmark: known faults, and healthy programs", _configure_faults, _faults),
 )
 

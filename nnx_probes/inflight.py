@@ -19,12 +19,10 @@ class InFlight:
     Attributes:
       ctx: what the callbacks put down; its references to the loop's objects are gone.
       time_s: wall time at which it was queued.
-      cost_s: host time the library spent on queueing it.
     """
 
     ctx: Context
     time_s: float
-    cost_s: float = 0.0
 
     def ready(self) -> bool:
         """Whether `read` would not wait."""

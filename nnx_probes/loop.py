@@ -59,7 +59,7 @@ def fit(
                 loss, metrics = _split(out)
                 ctx = Context(step, loss=loss, batch=batch, metrics=metrics, model=model, optimizer=optimizer)
                 for callback in callbacks:
-                    if isinstance(callback, Monitor) or step % (callback.every or 1) == 0:
+                    if isinstance(callback, Monitor) or step % _interval(callback) == 0:
                         callback.on_step_end(ctx)
                 done = step + 1
                 if eval_step is not None and eval_batches is not None and eval_every and done % eval_every == 0:
@@ -106,6 +106,10 @@ class _progress:
         self._bar.stop()
 
 
+def _interval(callback: Callback) -> int:
+    return callback.every if isinstance(callback.every, int) else 1
+
+
 def _check(steps: Any, callbacks: Any, eval_step: Any, eval_batches: Any, eval_every: Any) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int):
         raise ArgumentTypeError(f"fit(steps={steps!r}): expected a whole number, got {type(steps).__name__}.")
@@ -114,6 +118,11 @@ def _check(steps: Any, callbacks: Any, eval_step: Any, eval_batches: Any, eval_e
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ArgumentTypeError(f"fit(callbacks=...): {callback!r} is no Callback.")
+        if callback.every == "auto":
+            raise ArgumentError(
+                f"fit(callbacks=...): {type(callback).__name__}(every='auto') keeps to a monitor's budget: pass "
+                "Monitor(..., callbacks=[...])."
+            )
     given = [eval_step is not None, eval_batches is not None, eval_every is not None]
     if any(given) and not all(given):
         raise ArgumentError("fit(): eval_step, eval_batches and eval_every go together; give all three or none.")

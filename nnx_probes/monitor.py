@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Literal
 
 import jax
@@ -24,7 +23,7 @@ from nnx_probes.checks import (
     check_optimizer,
     check_plugins,
     facts_of,
-    pace_of,
+    paces_of,
     resolve,
     served,
 )
@@ -36,6 +35,7 @@ from nnx_probes.host.judge import Judge
 from nnx_probes.host.record import Record
 from nnx_probes.host.rule import Rule
 from nnx_probes.inflight import InFlight
+from nnx_probes.meter import Meter
 from nnx_probes.writers import Fanout
 
 __all__ = ["DEFAULT", "Monitor"]
@@ -109,8 +109,9 @@ class Monitor(Callback):
         check_optimizer(optimizer, resolve(model))
         self._model, self._optimizer = model, optimizer
         self._judge = Judge(wanted, facts_of(resolve(model), resolve(optimizer), total_steps, objective))
-        self._own = pace_of(every, budget)
-        self._plugged = Plugged(chosen, self._own)
+        self._own, paces = paces_of(every, budget, chosen)
+        self._plugged = Plugged(chosen, paces)
+        self._meter = Meter()
         self._writing = jax.process_index() == 0
         self._out = Fanout.open(destination if self._writing else None)
         self._stop_on, self._sync = stop_on, bool(sync)
@@ -119,9 +120,6 @@ class Monitor(Callback):
         self._pending: InFlight | None = None
         self._quiet_until = self._plugged.next_due
         self._last_step = _BEFORE
-        self._calls = 0
-        self._spent_s = 0.0
-        self._began_s = 0.0
         self._stop = self._closed = False
         self._out.header(header(wanted, chosen, self._judge.history.facts, every=every, budget=budget))
         me = weakref.ref(self)
@@ -160,7 +158,7 @@ class Monitor(Callback):
         """
         began = time.perf_counter()
         try:
-            self._calls += 1
+            self._meter.calls += 1
             ahead = type(step) is int and step > self._last_step
             if self._pending and (not ahead or step >= self._plugged.next_due or self._pending.ready()):
                 self._settle()
@@ -173,7 +171,7 @@ class Monitor(Callback):
             self._plugged.note("a probe", error)
             return False
         finally:
-            self._spent_s += time.perf_counter() - began
+            self._meter.spent_s += time.perf_counter() - began
 
     def _probe(self, step: Any, fields: dict[str, Any], model: Any, optimizer: Any) -> bool:
         began = time.perf_counter()
@@ -185,8 +183,8 @@ class Monitor(Callback):
             seen = {"loop.bad_step": f"{step!r} ({type(step).__name__})"}
             self._judge_now(Record(max(self._last_step, -1), time.time(), seen))
             return False
-        if not self._began_s:
-            self._began_s = began
+        if not self._meter.began_s:
+            self._meter.begin(began)
             self._plugged.each("on_train_begin", Context(step, model=self._model, optimizer=self._optimizer))
         ctx = Context(step, **fields, history=self._judge.history)
         if step < self._last_step:
@@ -197,21 +195,33 @@ class Monitor(Callback):
         due = self._plugged.due(step)
         model = resolve(self._model if model is None else model)
         optimizer = resolve(self._optimizer if optimizer is None else optimizer)
+        timed = self._plugged.timed(step, stride)
+        if timed:
+            self._meter.lap(ctx.loss, model, measured=bool(due))
         if due:
             self._settle()  # a callback that asks for the next step may come before the last probe was read
-            self._enqueue(ctx, due, model, optimizer, began)
+            self._enqueue(ctx, due, model, optimizer, timed)
         self._quiet_until = self._plugged.prepare(step, stride, model, optimizer)
+        if timed:
+            self._meter.rest()
         return bool(due)
 
-    def _enqueue(self, ctx: Context, due: list[int], model: Any, optimizer: Any, began: float) -> None:
+    def _enqueue(self, ctx: Context, due: list[int], model: Any, optimizer: Any, timed: bool) -> None:
+        began = time.perf_counter()
         ctx.model, ctx.optimizer = model, optimizer
         if ctx.batch is None and self._feed is not None:
             ctx.batch = self._feed.last
-        self._plugged.step_end(due, ctx, self._calls)
+        step_s = self._meter.step_s(began)
+        self._plugged.step_end(due, ctx, self._meter.calls, timed=timed)
+        waited_s = sum(later.waited_s for later in ctx.later)
+        self._meter.spent_s -= waited_s
         ctx.loss = ctx.batch = ctx.metrics = ctx.grads = ctx.updates = ctx.model = ctx.optimizer = None
-        self._pending = InFlight(ctx, time.time(), time.perf_counter() - began)
-        if self._sync or self._plugged.hurries():
+        self._pending = InFlight(ctx, time.time())
+        if self._sync or timed or self._plugged.hurries():
             self._settle()
+        if timed:
+            rest_s = time.perf_counter() - began - waited_s - sum(self._plugged.costs_s.values())
+            self._plugged.charge(rest_s, self._meter.extra_s, step_s)
 
     # --- from the device to the writers -------------------------------------------------------------------
 
@@ -220,14 +230,11 @@ class Monitor(Callback):
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        began = time.perf_counter()
         record = pending.read(self._plugged.note)
         more = {"probes.overhead": self.overhead, "probes.every": self._own.every}
         self._judge_now(replace(record, values={**record.values, **more}))
-        elapsed = began - self._began_s
         if self._plugged.hurries():
             self._quiet_until = _BEFORE
-        self._own.spent(pending.cost_s + time.perf_counter() - began, elapsed / max(1, self._calls))
 
     def _judge_now(self, record: Record) -> None:
         if self._judge.observe(record):
@@ -304,9 +311,7 @@ class Monitor(Callback):
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def on_step_end(self, ctx: Context) -> None:
@@ -336,12 +341,10 @@ class Monitor(Callback):
 
     @property
     def overhead(self) -> float:
-        """Host time spent in the library over the time since the first call, 0 before."""
-        elapsed = time.perf_counter() - self._began_s if self._began_s else 0.0
-        return self._spent_s / elapsed if elapsed > 0 else 0.0
+        """Host time spent in the library over the time since the first call, 0 before; waiting for a step is not counted."""
+        return self._meter.share
 
 
 def _close_if_alive(reference: weakref.ref[Monitor]) -> None:
-    monitor = reference()
-    if monitor is not None:
+    if monitor := reference():
         monitor.close()

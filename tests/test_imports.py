@@ -26,7 +26,7 @@ MODULES = {
 PUBLIC = {
     *("ActivationProbe", "Alert", "Callback", "Cause", "GradientProbe", "History", "Level", "LossProbe", "Monitor"),
     *("OptimizerProbe", "ParamProbe", "ProbeState", "Record", "Rule", "Writer"),
-    *("callbacks", "fingerprint", "fit", "rules", "step_stats", "watch", "writers"),
+    *("callbacks", "fingerprint", "fit", "rules", "step_stats", "tune", "watch", "writers"),
 }
 
 # ---------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ FLOORS = {
     "errors": 0,
     **{"device": 1, "host": 2, "writers": 3},
     # callbacks, monitor and every other module beside it: 4
-    **dict.fromkeys(["integrations", "cli", "demo", "diff", "faults", "report", "tune"], 5),
+    **dict.fromkeys(["integrations", "cli", "demo", "diff", "faults", "report", "tuning"], 5),
     "": 5,  # the root, which leads everywhere
 }
 MIDDLE_FLOOR = 4

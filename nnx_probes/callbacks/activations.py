@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from nnx_probes.callbacks.base import Callback, Context, Later, check_every
+from nnx_probes.callbacks.base import Callback, Context, Every, Later, check_every
 from nnx_probes.device.forward import RECTIFIERS, Forward, Place, read_places
 from nnx_probes.errors import ArgumentError, ArgumentTypeError
 from nnx_probes.host.record import Leaves
@@ -36,7 +36,8 @@ class ActivationProbe(Callback):
 
     Args:
       forward: of the model and the batch handed to the monitor; its result is not looked at.
-      every: interval in steps, None for the monitor's. A forward pass is not free: take a large one.
+      every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget. A forward pass is not free:
+        take a large one.
       window: steps for which a unit must have been 0 to count as dead.
       copy: keep a copy of the model's arrays from before a due step, which takes their size of memory for that long. False:
         use the parameters after the step; the first bad module cannot be named once those are NaN.
@@ -48,7 +49,7 @@ class ActivationProbe(Callback):
     provides = ("activations.*",)
 
     def __init__(
-        self, forward: Callable[..., Any], *, every: int | None = None, window: int = 64, copy: bool = True
+        self, forward: Callable[..., Any], *, every: Every = None, window: int = 64, copy: bool = True
     ) -> None:
         check_every(every, "ActivationProbe")
         if not callable(forward) or isinstance(forward, nnx.Module):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from nnx_probes.errors import ArgumentError, ArgumentTypeError
 from nnx_probes.host.alert import Alert
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Leaves, Record
 
-__all__ = ["Callback", "Context", "Later", "check_every"]
+__all__ = ["Callback", "Context", "Every", "Later", "check_every"]
+
+Every = int | Literal["auto"] | None
+"""An interval in steps; ``"auto"`` for one that keeps to the monitor's budget; None for the monitor's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +24,17 @@ class Later:
     Attributes:
       ready: whether `read` would return without waiting.
       read: returns named values and the leaves tables they refer to.
+      waited_s: seconds that queueing it waited for the training step: no cost of the measurement.
     """
 
     ready: Callable[[], bool]
     read: Callable[[], tuple[Mapping[str, Any], Mapping[str, Leaves]]]
+    waited_s: float = 0.0
+
+    def now(self) -> Later:
+        """Reads at once; waits for the device."""
+        found = self.read()
+        return Later(lambda: True, lambda: found, self.waited_s)
 
 
 @dataclass(slots=True)
@@ -74,14 +84,15 @@ class Callback:
                 ctx.values["batch.padding"] = float((ctx.batch["tokens"] == 0).mean())
 
     Attributes:
-      every: interval in steps of `on_step_end`; None takes the monitor's.
+      every: interval in steps of `on_step_end`; None takes the monitor's, ``"auto"`` one of its own under the monitor's
+        budget.
       lead: at how many steps before a due one `before_due` is called (1: at the last one only).
       again: set by a callback that wants to look at the next step too, whatever its interval.
       provides: names (or ``group.*``) of the values it puts into the context, for the check that every rule can be
         served.
     """
 
-    every: int | None = None
+    every: Every = None
     lead: int = 1
     again: bool = False
     provides: tuple[str, ...] = ()
@@ -113,12 +124,12 @@ class Callback:
 
 
 def check_every(every: Any, owner: str) -> None:
-    """Raises unless `every` is None or a whole number of at least 1."""
-    if every is None:
+    """Raises unless `every` is None, ``"auto"`` or a whole number of at least 1."""
+    if every is None or (isinstance(every, str) and every == "auto"):
         return
     if isinstance(every, bool) or not isinstance(every, int):
         raise ArgumentTypeError(
-            f"{owner}(every={every!r}): expected a whole number of steps, got {type(every).__name__}."
+            f"{owner}(every={every!r}): expected a whole number of steps or 'auto', got {type(every).__name__}."
         )
     if every < 1:
         raise ArgumentError(f"{owner}(every={every}): expected at least 1, the number of steps from probe to probe.")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from nnx_probes.callbacks.base import Callback, Context, check_every
+from nnx_probes.callbacks.base import Callback, Context, Every, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.callbacks.sampled import first_rows
 from nnx_probes.device.leaves import is_array
@@ -32,7 +32,7 @@ class BatchProbe(Callback):
     the same batch, the steps that follow are looked at too.
 
     Args:
-      every: interval in steps, None for the monitor's.
+      every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
       full_batch: whether every step is meant to be trained on the same batch; ``batch.run`` is then left out.
 
     Cost: three passes over the batch on due steps, on the device where it lies there, else on the host, and a copy of at
@@ -41,7 +41,7 @@ class BatchProbe(Callback):
 
     provides = ("batch.*",)
 
-    def __init__(self, *, every: int | None = None, full_batch: bool = False) -> None:
+    def __init__(self, *, every: Every = None, full_batch: bool = False) -> None:
         check_every(every, "BatchProbe")
         self.every = every
         self.full_batch = bool(full_batch)

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_probes.callbacks.arming import Arming
-from nnx_probes.callbacks.base import Callback, Context, Later, check_every
+from nnx_probes.callbacks.base import Callback, Context, Every, Later, check_every
 from nnx_probes.callbacks.flow_values import FlowTable
 from nnx_probes.device.chain import clip_norm, skip_limit
 from nnx_probes.device.handed import Handed
@@ -44,7 +44,7 @@ class GradientProbe(Callback):
     step and read at the due one after it.
 
     Args:
-      every: interval in steps, None for the monitor's.
+      every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
       loss_fn: ``loss_fn(model, batch)``, returning the loss or a tuple that begins with it. The gradient is that of the
         parameters after the step, on the step's batch; nothing the forward pass changes is kept.
 
@@ -54,7 +54,7 @@ class GradientProbe(Callback):
 
     provides = ("grads.*", "updates.*", "slices.*", "watch.*")
 
-    def __init__(self, *, every: int | None = None, loss_fn: Callable[..., Any] | None = None) -> None:
+    def __init__(self, *, every: Every = None, loss_fn: Callable[..., Any] | None = None) -> None:
         check_every(every, "GradientProbe")
         if loss_fn is not None and not callable(loss_fn):
             raise ArgumentTypeError(

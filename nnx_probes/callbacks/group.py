@@ -53,7 +53,7 @@ class Group:
                 values.update(extra(sample, table))
             return values, {self.name: table}
 
-        return Later(pending.ready, read)
+        return Later(pending.ready, read, pending.waited_s)
 
     def _values(self, sample: Sample) -> dict[str, Any]:
         name = self.name

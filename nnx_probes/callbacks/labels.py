@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from nnx_probes.callbacks.base import Callback, Context, Later, check_every
+from nnx_probes.callbacks.base import Callback, Context, Every, Later, check_every
 from nnx_probes.callbacks.sampled import first_rows
 from nnx_probes.device.leaves import dotted, key_name
 from nnx_probes.host.record import Leaves
@@ -26,14 +26,14 @@ class LabelProbe(Callback):
     integer array of the batch with values from 0 on.
 
     Args:
-      every: interval in steps, None for the monitor's.
+      every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
 
     Cost: a copy of at most 256 kB an integer array on due steps, and counting it on the host.
     """
 
     provides = ("labels.*",)
 
-    def __init__(self, *, every: int | None = None) -> None:
+    def __init__(self, *, every: Every = None) -> None:
         check_every(every, "LabelProbe")
         self.every = every
         self._counts: dict[str, np.ndarray] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from nnx_probes.callbacks.base import Callback, Context, Later, check_every
+from nnx_probes.callbacks.base import Callback, Context, Every, Later, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.device.leaves import is_array
 from nnx_probes.device.probe import Sample
@@ -25,14 +25,14 @@ class LossProbe(Callback):
     Metrics may be nested; entries that are no arrays or numbers are passed over.
 
     Args:
-      every: interval in steps, None for the monitor's.
+      every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
 
     Cost: one small launch and one copy of 16 bytes a value.
     """
 
     provides = ("loss", "loss.size", "metrics.*")
 
-    def __init__(self, *, every: int | None = None) -> None:
+    def __init__(self, *, every: Every = None) -> None:
         check_every(every, "LossProbe")
         self.every = every
         self._loss = Group("loss")
@@ -53,7 +53,7 @@ def _only(later: Later, names: tuple[str, ...]) -> Later:
         values, _ = later.read()
         return {name: values[name] for name in names if name in values}, {}
 
-    return Later(later.ready, read)
+    return Later(later.ready, read, later.waited_s)
 
 
 def _read_loss(sample: Sample, table: Leaves) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nnx_probes.callbacks.base import Callback, Context, check_every
+from nnx_probes.callbacks.base import Callback, Context, Every, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.device.modes import Modes
 from nnx_probes.host.record import Leaves
@@ -22,14 +22,14 @@ class ModeProbe(Callback):
     after that step) and ``eval.kinds`` (their Variable types).
 
     Args:
-      every: interval in steps, None for the monitor's.
+      every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
 
     Cost: a few attributes a layer on due steps; at an evaluation one fingerprint of the model, and waiting for it.
     """
 
     provides = ("mode.*", "eval.changed")
 
-    def __init__(self, *, every: int | None = None) -> None:
+    def __init__(self, *, every: Every = None) -> None:
         check_every(every, "ModeProbe")
         self.every = every
         self._modes = Modes()

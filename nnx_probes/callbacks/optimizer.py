@@ -8,7 +8,7 @@ from typing import Any
 
 from flax import nnx
 
-from nnx_probes.callbacks.base import Callback, Context, check_every
+from nnx_probes.callbacks.base import Callback, Context, Every, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.device.leaves import Tree
 from nnx_probes.device.probe import Sample
@@ -30,7 +30,7 @@ class OptimizerProbe(Callback):
     and ``watch.eager`` (how often ``update`` ran under a transformation and outside one).
 
     Args:
-      every: interval in steps, None for the monitor's.
+      every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
       fingerprints: as in `ParamProbe`.
 
     Cost: as `ParamProbe`, over the optimizer's leaves (twice the parameters with Adam). When parameters stand still it
@@ -39,7 +39,7 @@ class OptimizerProbe(Callback):
 
     provides = ("optimizer.*", "watch.*", "params.trial_update", "params.trial_absorbed", "trial.*")
 
-    def __init__(self, *, every: int | None = None, fingerprints: str | None = "auto") -> None:
+    def __init__(self, *, every: Every = None, fingerprints: str | None = "auto") -> None:
         check_every(every, "OptimizerProbe")
         self.every = every
         self._group = Group("optimizer", fingerprints=fingerprints)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from nnx_probes.callbacks.base import Callback, Context, check_every
+from nnx_probes.callbacks.base import Callback, Context, Every, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.device.leaves import Leaf
 from nnx_probes.device.probe import Sample
@@ -30,7 +30,7 @@ class ParamProbe(Callback):
     ``nnx.Param``; in a pytree without Variables, every floating leaf.
 
     Args:
-      every: interval in steps, None for the monitor's.
+      every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
       fingerprints: ``"auto"``, ``"mix64"`` or ``"xxh3"`` (see `fingerprint`), None to leave them out (then the rules
         about movement are silent).
 
@@ -40,7 +40,7 @@ class ParamProbe(Callback):
 
     provides = ("params.*", "loop.steps")
 
-    def __init__(self, *, every: int | None = None, fingerprints: str | None = "auto") -> None:
+    def __init__(self, *, every: Every = None, fingerprints: str | None = "auto") -> None:
         check_every(every, "ParamProbe")
         self.every = every
         self._group = Group("params", fingerprints=fingerprints, trained=self._trained)

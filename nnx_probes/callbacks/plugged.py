@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,22 +24,30 @@ class Plugged:
 
     Args:
       callbacks: called in this order.
-      pace: of those that have no interval of their own.
+      paces: when each is due; several may share one.
 
     Attributes:
       failures: what failed -> how often.
       next_due: the next step at which any callback is due.
+      costs_s: what each callback that was due took at the last timed probe, by its position.
+      rest_s: what rules and writers took then.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], pace: Pace) -> None:
-        self._slots = [(c, pace if c.every is None else Pace(c.every)) for c in callbacks]
+    def __init__(self, callbacks: Sequence[Callback], paces: Sequence[Pace]) -> None:
+        self._slots = list(zip(callbacks, paces, strict=True))
         self._called_at = [0] * len(self._slots)
+        self.costs_s: dict[int, float] = {}
+        self.rest_s = 0.0
         self.failures: dict[str, int] = {}
         self.next_due = -(2**62) if self._slots else 2**62
 
     def due(self, step: int) -> list[int]:
         """Returns the positions of the callbacks that are due at `step`."""
         return [i for i, (callback, pace) in enumerate(self._slots) if step >= pace.due or callback.again]
+
+    def timed(self, step: int, stride: int) -> bool:
+        """Whether a probe that is to be timed comes within two steps: the one before it is timed too."""
+        return any(pace.timed and pace.due <= step + 2 * stride for _, pace in self._slots)
 
     def hurries(self) -> bool:
         """Whether a callback asks for the next step."""
@@ -66,19 +77,70 @@ class Plugged:
                 self._call(callback, "before_due", ctx)
         if self.hurries():
             return step + 1
-        quiet = (pace.due - stride * callback.lead for callback, pace in self._slots)
+        quiet = (pace.due - stride * max(callback.lead, 2 * pace.timed) for callback, pace in self._slots)
         return min(self.next_due, max(step + stride, min(quiet, default=2**62)))
 
-    def step_end(self, due: list[int], ctx: Context, calls: int) -> None:
-        """Hands the step to the callbacks that are due; `calls` counts the monitor's calls so far."""
+    def step_end(self, due: list[int], ctx: Context, calls: int, *, timed: bool = False) -> None:
+        """Hands the step to the callbacks that are due.
+
+        Args:
+          due: their positions.
+          ctx: the step.
+          calls: the monitor's calls so far.
+          timed: read each measurement at once and note what it took in `costs_s`.
+        """
+        self.costs_s = {}
         for i in due:
             callback, pace = self._slots[i]
             ctx.steps, self._called_at[i] = calls - self._called_at[i], calls
             ctx.every = pace.every
+            began, before = time.perf_counter(), len(ctx.later)
             self._call(callback, "on_step_end", ctx)
+            if timed:
+                with contextlib.suppress(Exception):  # what cannot be read is noted when it is its turn
+                    ctx.later[before:] = [later.now() for later in ctx.later[before:]]
+                waited_s = sum(later.waited_s for later in ctx.later[before:])
+                self.costs_s[i] = time.perf_counter() - began - waited_s
             if pace.due <= ctx.step:  # a pace that callbacks share advances once
                 pace.advance(ctx.step)
+        self._plan()
+
+    def charge(self, rest_s: float, extra_s: float, step_s: float) -> None:
+        """Tells the paces what the timed probe cost.
+
+        Args:
+          rest_s: time of rules and writers, which all callbacks bear.
+          extra_s: by how much the step was longer because it measured itself, which those bear that prepare for it.
+          step_s: a step's time.
+        """
+        self.rest_s = rest_s
+        ahead = [i for i in self.costs_s if type(self._slots[i][0]).before_due is not Callback.before_due]
+        for i in ahead:
+            self.costs_s[i] += extra_s / len(ahead)
+        bills: dict[int, float] = defaultdict(float)
+        for i, cost_s in self.costs_s.items():
+            bills[id(self._slots[i][1])] += cost_s + rest_s / len(self.costs_s)
+        for pace in {id(pace): pace for _, pace in self._slots}.values():
+            if id(pace) in bills:
+                pace.spent(bills[id(pace)], step_s)
+        self._plan()
+
+    def _plan(self) -> None:
         self.next_due = min((pace.due for _, pace in self._slots), default=2**62)
+
+    def time_all(self, every: int) -> None:
+        """Makes every callback due at multiples of `every`, and each probe a timed one."""
+        pace = Pace(every, always=True)
+        self._slots = [(callback, pace) for callback, _ in self._slots]
+
+    def bill(self) -> dict[str, float]:
+        """Returns `costs_s` by the callbacks' names; a second one of a class is numbered."""
+        found: dict[str, float] = {}
+        for i, cost_s in self.costs_s.items():
+            name = type(self._slots[i][0]).__name__
+            taken = sum(known.partition(" ")[0] == name for known in found)
+            found[f"{name} {taken + 1}" if taken else name] = cost_s
+        return found
 
     def each(self, method: str, argument: Any) -> None:
         """Calls one method of all callbacks."""

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from nnx_probes.device.fingerprint import check_method, choose_method, xxh3_texts
 from nnx_probes.device.leaves import Leaf, Tree
 from nnx_probes.device.mix64 import mix64_text
+from nnx_probes.device.ready import seconds_until_ready
 from nnx_probes.device.reduce import Measurement, Program
 from nnx_probes.device.stacks import shares
 
@@ -53,11 +54,18 @@ class _Spec:
 
 
 class Pending:
-    """A queued measurement; keeps only the program's own output alive."""
+    """A queued measurement; keeps only the program's own output alive.
 
-    def __init__(self, parts: list[tuple[list[int], list[_Spec], Program, jax.Array]], sample: Sample) -> None:
+    Attributes:
+      waited_s: seconds that queueing it waited for the step that made the arrays.
+    """
+
+    def __init__(
+        self, parts: list[tuple[list[int], list[_Spec], Program, jax.Array]], sample: Sample, waited_s: float = 0.0
+    ) -> None:
         self._parts = parts
         self._sample = sample
+        self.waited_s = waited_s
 
     def ready(self) -> bool:
         """Whether `fetch` would return without waiting for the device."""
@@ -130,11 +138,13 @@ class Probe:
             else:
                 parts.append((rows, specs, program, packed))
         unreadable.update((self.tree.leaves[i].path, TRACED) for i in traced)
+        waited_s = 0.0
         if self._method is not None:
             hashed = [i for i in (usable if self._method == "xxh3" else on_host) if i not in traced]
+            waited_s = seconds_until_ready(arrays[i] for i in hashed)
             for i, text in zip(hashed, xxh3_texts([arrays[i] for i in hashed]), strict=True):
                 texts[i] = text
-        return Pending(parts, replace(sample, fingerprints=tuple(texts), unreadable=unreadable))
+        return Pending(parts, replace(sample, fingerprints=tuple(texts), unreadable=unreadable), waited_s)
 
     def _program(self, hashing: bool) -> Program:
         if hashing not in self._programs:

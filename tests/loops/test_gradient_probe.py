@@ -337,8 +337,8 @@ def test_training_beside_loss_fn_gives_the_same_losses_bit_for_bit():
         (dict(loss_fn="mse"), "ArgumentTypeError", r"expected a function of the model and a batch, got str"),
         (dict(every=0), "ArgumentError", r"GradientProbe\(every=0\): expected at least 1"),
         (dict(every=True), "ArgumentTypeError", r"GradientProbe\(every=True\): expected a whole number of steps"),
-        (dict(every=2.0), "ArgumentTypeError", r"expected a whole number of steps, got float"),
-        (dict(every="auto"), "ArgumentTypeError", r"expected a whole number of steps, got str"),
+        (dict(every=2.0), "ArgumentTypeError", r"whole number of steps or .auto., got float"),
+        (dict(every="often"), "ArgumentTypeError", r"expected a whole number of steps or 'auto', got str"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused_at_construction(arguments, error, text):
