@@ -94,18 +94,19 @@ def _tokens(shape: tuple[int, int], vocabulary: int) -> list[jax.Array]:
     return [jnp.asarray(rng.integers(0, vocabulary, size=shape)) for _ in range(_BATCHES)]
 
 
-def _floats(*shape: int) -> list[jax.Array]:
+def floats(*shape: int) -> list[jax.Array]:
+    """Returns batches of normal numbers."""
     rng = np.random.default_rng(0)
     return [jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(_BATCHES)]
 
 
 PROGRAMS = (
-    Program("perceptron, 0.8M", lambda: Perceptron(nnx.Rngs(0), 448, 4), _regression, _floats(128, 448), 0.005),
+    Program("perceptron, 0.8M", lambda: Perceptron(nnx.Rngs(0), 448, 4), _regression, floats(128, 448), 0.005),
     Program(
         "transformer, 10M", lambda: Transformer(nnx.Rngs(0), 344, 6, 2048), _language, _tokens((8, 129), 2048), 0.9
     ),
     Program("two tables, 77M", lambda: Embedding(nnx.Rngs(0), 768, 50257), _language, _tokens((4, 17), 50257), 0.4),
-    Program("600 leaves, 1.2M", lambda: Perceptron(nnx.Rngs(0), 64, 300), _regression, _floats(256, 64), 0.06),
+    Program("600 leaves, 1.2M", lambda: Perceptron(nnx.Rngs(0), 64, 300), _regression, floats(256, 64), 0.06),
 )
 
 

@@ -95,7 +95,6 @@ def test_waiting_for_a_slow_step_is_no_overhead(every):
         monitor(step)
     probes_made = 31 if every == 1 else 4
     assert monitor._meter.spent_s <= time.perf_counter() - monitor._meter.began_s - probes_made * 0.05
-    assert monitor._own.every == every or monitor._own.every <= 10
 
 
 def test_a_group_tells_how_long_it_waited_for_its_arrays(training, monkeypatch):

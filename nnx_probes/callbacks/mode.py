@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from flax import nnx
+
 from nnx_probes.callbacks.base import Callback, Context, Every, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.device.modes import Modes
@@ -19,7 +21,8 @@ class ModeProbe(Callback):
     Puts the numbers of layers into the record: ``mode.dropout_eval``, ``mode.dropout_train`` (rate above 0),
     ``mode.norm_eval``, ``mode.norm_train``, and ``mode.first``, the path of the first one set to evaluation. At
     ``monitor.on_eval`` with the number of a probed step: ``eval.changed`` (paths of the arrays that are not what they were
-    after that step) and ``eval.kinds`` (their Variable types).
+    after that step), ``eval.kinds`` (their Variable types) and, where something changed, ``eval.stepped`` (whether
+    ``optimizer.step`` moved on).
 
     Args:
       every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
@@ -59,6 +62,9 @@ class ModeProbe(Callback):
         changed = [p for p in then if p in now and _method(now[p]) == _method(then[p]) and now[p] != then[p]]
         ctx.values["eval.changed"] = tuple(changed)
         ctx.values["eval.kinds"] = tuple(sorted({kinds[p] for p in changed}))
+        count = getattr(ctx.optimizer, "step", None)
+        if changed and isinstance(count, nnx.Variable) and before.get("optimizer.step") is not None:
+            ctx.values["eval.stepped"] = int(count.get_value()) != int(before.values["optimizer.step"])
 
 
 def _texts(values: Mapping[str, Any], table: Leaves) -> dict[str, str]:

@@ -14,6 +14,7 @@ from nnx_probes.device.leaves import Tree
 from nnx_probes.device.probe import Sample
 from nnx_probes.device.tap import ProbeState, is_watched
 from nnx_probes.device.trial import try_update
+from nnx_probes.device.whence import LIVE
 from nnx_probes.host.clock import counters
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Leaves, Record
@@ -55,6 +56,7 @@ class OptimizerProbe(Callback):
             ctx.values["watch.traced"] = ctx.optimizer.evidence.traced
             ctx.values["watch.conditional"] = ctx.optimizer.evidence.conditional
             ctx.values["watch.eager"] = ctx.optimizer.evidence.eager
+            ctx.values["watch.live"] = ctx.optimizer.evidence.whence == LIVE
         ctx.later.append(self._group.enqueue(optimizer_source(ctx.optimizer), self._clocks))
 
     def _clocks(self, sample: Sample, table: Leaves) -> Mapping[str, Any]:

@@ -81,7 +81,7 @@ class Clock:
     def advance(self, record: Record) -> int:
         """Returns the effective updates between the previous record with parameters and this one."""
         calls = int(record.get("loop.steps", 1))
-        self.conditional = bool(record.get("watch.conditional", 0))
+        self.conditional = bool(record.get("watch.conditional", 0) or record.get("watch.live", False))
         now = self._read(record)
         if now is None:
             effective = 0 if self._known_optimizer else calls

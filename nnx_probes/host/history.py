@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nnx_probes.host.alert import Level
 from nnx_probes.host.clock import Clock
 from nnx_probes.host.motion import Motion
 from nnx_probes.host.record import Record
@@ -53,7 +54,8 @@ class History:
       records: how many were seen.
       began: step of the first one, None before.
       trial: the newest trial of the optimizer, None if there was none.
-      raised: slugs of rules whose episode is going on.
+      left_out: paths of the leaves that got no update in the newest trial in which others did: left out by design.
+      raised: slug of each rule whose episode is going on -> the highest level it has had.
       said: paths of all alerts so far.
       windows: the last values per leaf of gradients, updates and activations.
       marked_at: step of the last announced event, None before the first.
@@ -69,7 +71,8 @@ class History:
     records: int = 0
     began: int | None = None
     trial: Trial | None = None
-    raised: set[str] = field(default_factory=set)
+    left_out: frozenset[str] = frozenset()
+    raised: dict[str, Level] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
     moving_without_optimizer: int = 0
     windows: Windows = field(default_factory=Windows)
@@ -119,7 +122,12 @@ class History:
             if np.isfinite(value):
                 self._first.setdefault(name, value)
         self.last = record
-        self.trial = Trial.read(record) or self.trial
+        found = Trial.read(record)
+        if found is not None:
+            self.trial = found
+            if not found.zero_now:
+                paths = record.leaves["params"].paths
+                self.left_out = frozenset(p for p, zero in zip(paths, found.zeros, strict=True) if zero)
 
     def forget(self, step: int) -> None:
         """Drops what an announced restore or switch explains: states seen before, the optimizer's last steps, baselines."""
@@ -129,13 +137,14 @@ class History:
         self.params.forget()
         self.clock.forget()
         self._series.pop("optimizer.step", None)
+        self._first.clear()
         self.moving_without_optimizer = 0
 
     def _compare_movement(self, record: Record) -> None:
         if self.params.probes < 2 or self.optimizer.probes < 2:
             return
         count = record.get("optimizer.step")
-        same = count is not None and self.last is not None and count == self.last.get("optimizer.step")
+        same = count is not None and self.before is not None and count == self.before.get("optimizer.step")
         alone = self.params.changed[self.params.trained].any() and (same or not self.optimizer.changed.any())
         self.moving_without_optimizer = self.moving_without_optimizer + 1 if alone else 0
 
@@ -147,6 +156,10 @@ class History:
         pairs = self._series.get(name, ())
         return np.array([s for s, _ in pairs], np.int64), np.array([v for _, v in pairs], np.float64)
 
+    def dropped(self, name: str) -> bool:
+        """Returns whether older values of a scalar are no longer kept."""
+        return len(self._series.get(name, ())) == _KEPT
+
     def since_mark(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the part of `series` that lies after the last announced event."""
         steps, values = self.series(name)
@@ -154,7 +167,7 @@ class History:
         return steps[keep], values[keep]
 
     def first(self, name: str) -> float | None:
-        """Returns the first finite value a scalar had, None if there was none."""
+        """Returns the first finite value a scalar had since the last announced event, None if there was none."""
         return self._first.get(name)
 
 

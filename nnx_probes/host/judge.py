@@ -45,15 +45,23 @@ class Judge:
         self.history = History(facts or Facts())
         self.broken: dict[str, int] = {}
         self._episodes: dict[str, _Episode] = {}
+        self._tried: dict[str, set[str]] = {}
 
     def observe(self, record: Record) -> bool:
         """Takes in a record. Returns whether a trial of the optimizer would help to judge it."""
         self.history.observe(record)
-        return any(
-            isinstance(rule, FrozenParams) and rule.slug not in self._episodes and rule.suspects(self.history).any()
-            for rule in self.rules
-            if "params.fingerprint" in record
-        )
+        if "params.fingerprint" not in record:
+            return False
+        return any([self._asks(rule, record) for rule in self.rules if isinstance(rule, FrozenParams)])
+
+    def _asks(self, rule: FrozenParams, record: Record) -> bool:
+        """Whether leaves are under suspicion that were not at the last trial, or any while nothing has been said of them."""
+        rows = rule.suspects(self.history)
+        paths = {p for p, row in zip(record.leaves["params"].paths, rows, strict=True) if row}
+        if not paths or (rule.slug in self._episodes and paths <= self._tried.get(rule.slug, set())):
+            return False
+        self._tried[rule.slug] = paths
+        return True
 
     def verdicts(self, record: Record) -> list[Alert]:
         """Returns the new alerts about the record observed last, with causes."""
@@ -86,7 +94,8 @@ class Judge:
                 episode.quiet += 1
                 if episode.quiet >= QUIET_PROBES:
                     del self._episodes[slug]
-                    self.history.raised.discard(slug)
+                    self.history.raised.pop(slug, None)
+                    self._tried.pop(slug, None)
             return None
         paths = set(found.paths)
         if episode is not None and found.level <= episode.level and (not rule.by_leaf or paths <= episode.paths):
@@ -94,8 +103,10 @@ class Judge:
             return None
         if episode is None:
             episode = self._episodes[slug] = _Episode(found.level)
+        new = tuple(p for p in found.paths if p not in episode.paths)  # first, since only the first few are shown
         episode.level, episode.quiet = max(episode.level, found.level), 0
+        old = tuple(p for p in found.paths if p in episode.paths)
         episode.paths |= paths
-        self.history.raised.add(slug)
+        self.history.raised[slug] = episode.level
         self.history.said |= paths
-        return found
+        return replace(found, paths=new + old)

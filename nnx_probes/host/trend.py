@@ -118,7 +118,7 @@ def stands(losses: Sequence[float]) -> bool:
 
 def converged(history: History) -> bool:
     """Whether the loss is at most 1e-6 of its first value."""
-    first, (_, losses) = history.first("loss"), history.series("loss")
+    first, (_, losses) = history.first("loss"), history.since_mark("loss")
     if first is None or len(losses) < 2:
         return False
     return bool(abs(losses[-1]) <= _CONVERGED * abs(first) and abs(losses[-1]) < abs(first))

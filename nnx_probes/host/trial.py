@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnx_probes.host.record import Leaves, Record
+from nnx_probes.host.record import Record
 
 __all__ = ["Trial"]
 
@@ -61,17 +61,17 @@ class Trial:
     def _largest(self) -> float:
         return float(np.nanmax(self.update, initial=0.0))
 
+    @property
+    def zeros(self) -> np.ndarray:
+        """bool[n], leaves that get no update now; False where not trained."""
+        found: np.ndarray = self.update <= _NOTHING * max(self.earlier, self.later, self._largest)
+        return found
+
     def is_zero(self, rows: np.ndarray) -> bool:
         """Whether these leaves get no update now."""
-        return bool((self.update[rows] <= _NOTHING * max(self.earlier, self.later, self._largest)).all())
+        return bool(self.zeros[rows].all())
 
     @property
     def absorbed_share(self) -> float:
         """Mean share of absorbed elements over the leaves."""
         return float(np.nanmean(self.absorbed)) if np.isfinite(self.absorbed).any() else 0.0
-
-    def leaves_zero(self, leaves: Leaves | None, rows: np.ndarray) -> bool:
-        """Whether exactly these leaves get a zero update while others get one: left out by design."""
-        if leaves is None or len(rows) != len(self.update):
-            return False
-        return self.is_zero(rows) and not self.zero_now

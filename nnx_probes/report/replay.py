@@ -156,7 +156,7 @@ class _Repeat:
                 judge.observe(record)
                 for alert in following:  # the other rules look at what has been said
                     if alert.rule in own:
-                        judge.history.raised.add(alert.rule)
+                        judge.history.raised[alert.rule] = alert.level
                         judge.history.said.update(alert.paths)
                 found = judge.verdicts(record)
             except Exception as error:  # a line may be sound and its content impossible

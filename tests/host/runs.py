@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from builders import flow, leaves, numbers, params
 
+from nnx_probes.host.alert import Level
 from nnx_probes.host.history import Facts
 from nnx_probes.host.judge import Judge
 from nnx_probes.host.record import Record
@@ -261,7 +262,7 @@ def judged(rule, records, facts=None, marks=(), raised=()):
         judge.observe(record)
         if record.step in marks:
             judge.mark(record.step)
-    judge.history.raised.update(raised)
+    judge.history.raised.update(dict.fromkeys(raised, Level.WARN))
     found = judge.verdicts(record)
     assert judge.broken == {} and len(found) <= 1
     return found[0] if found else None

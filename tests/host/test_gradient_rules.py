@@ -126,7 +126,7 @@ def test_the_layers_of_a_leaf_that_is_told_as_a_whole_are_not_told_as_well():
 def test_leaves_that_join_later_are_told_again():
     records = [layers(s, grads=(0.0, 1.0, 0.0 if s > 20 else 1.0)) for s in range(100)]
     found = only(ZeroGradients(), records)
-    assert levels(found) == [(8, "WARN"), (84, "WARN")] and found[1].paths == ("a.kernel", "b.bias")
+    assert levels(found) == [(8, "WARN"), (84, "WARN")] and found[1].paths == ("b.bias", "a.kernel")
     assert found[1].title == "2 parameters get a gradient of exactly 0"
 
 
@@ -879,6 +879,7 @@ def broken(*phases, step=0, **scalars):
         "batch.nonfinite": bad["batch"],
         "metrics.nonfinite": bad["metrics"],
         "optimizer.nonfinite": np.array([0] * (n - 1) + ["optimizer" in phases], np.int32),
+        **({"eval.loss": float("nan")} if "eval" in phases else {}),
     }
     tables = {g: leaves(g, ("a", "b")) for g in ("batch", "metrics")}
     return Record(step, 0.0, {**base.values, **more}, {**base.leaves, **tables})
@@ -886,12 +887,12 @@ def broken(*phases, step=0, **scalars):
 
 @pytest.mark.parametrize("order", range(len(PHASES)))
 def test_the_first_phase_of_a_step_is_named_and_the_later_ones_are_listed(order):
-    words = ("batch", "loss", "metric", "gradients", "updates", "parameters", "optimizer state")
+    words = ("batch", "loss", "metric", "evaluation", "gradients", "updates", "parameters", "optimizer state")
     (found,) = only(Nonfinite(), [broken(*PHASES[order:])])
     assert found.title.endswith(words[order]) and found.level is Level.ERROR
     listed, _, fine = found.message.partition("Finite at that step")
     assert all(word in listed for word in words[order:])
-    assert all(word in fine for word in words[:order] if word != "metric")
+    assert all(word in fine for word in words[:order] if word not in ("metric", "evaluation"))
     assert set(found.values) == {f"{phase}.nonfinite" for phase in PHASES[order:]}
 
 

@@ -162,7 +162,7 @@ RUNS = {
     "diverging": (diverges, LOSS_ONLY, {"diverging", "nonfinite", "spike"}),
     "spikes": (spikes, LOSS_ONLY, {"spike"}),
     "restored": (restored, {}, {"lost_update", "optimizer_reset"}),
-    "validation": (evaluated, dict(watch=True), set()),
+    "validation": (evaluated, dict(watch=True), {"nonfinite"}),
     "steps go backwards": (backwards, {}, {"usage"}),
     "own thresholds": (
         healthy,

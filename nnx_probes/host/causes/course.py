@@ -49,7 +49,7 @@ def course(alert: Alert, record: Record, history: History) -> dict[str, Any]:
 
 def _softmax_twice(record: Record, history: History) -> dict[str, Any]:
     """Logits between 0 and 1 give a loss that begins at ln C almost exactly and never falls below ln(1 + (C - 1) / e)."""
-    first, classes, (_, losses) = history.first("loss"), record.get("labels.classes"), history.series("loss")
+    first, classes, (_, losses) = history.first("loss"), record.get("labels.classes"), history.since_mark("loss")
     losses = losses[np.isfinite(losses)]
     if first is None or classes is None or len(classes) != 1 or classes[0] < 2 or not len(losses):
         return {"softmax_twice": False, "floor_words": "?"}

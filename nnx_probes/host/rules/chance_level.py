@@ -23,12 +23,12 @@ _LEAST = 0.1
 class ChanceLevel(Rule):
     """The loss stays at what a model scores that has learnt how often each class occurs, or only how many there are.
 
-    WARN: the median of the last `steps` steps (16 probes at least) lies `within` of the entropy of one of the batch's
-    integer arrays, or of the logarithm of its number of classes, each quarter of them within twice that, and the loss does
-    not fall (Mann-Kendall at 1 %); or it lies `worse` times above that entropy, where the batch has one integer array only
-    and the run began below 1.5 times the logarithm of the number of classes. Not in the warm-up: 10 % of ``total_steps``,
-    else 256 steps. INFO: the first loss is above `first` times the logarithm of the number of classes, where the batch has
-    one integer array only.
+    WARN: the median of the last `steps` steps (16 probes at least) lies `within` of the entropy of one of the batch's integer
+    arrays (masks apart), or of the logarithm of its number of classes, each quarter of them within twice that, and the loss
+    does not fall (Mann-Kendall at 1 %); or it lies `worse` times above that entropy, where the batch has one integer array only
+    and the run began below 1.5 times the logarithm of the number of classes. Not in the warm-up: 10 % of ``total_steps``, else
+    256 steps. INFO: the first loss is above `first` times the logarithm of the number of classes, where the batch has one
+    integer array only.
 
     Says nothing while all parameters stand still: `FrozenParams` has said it. Delay: the warm-up and `steps` steps. Needs a
     mean cross-entropy in nats; others never come near.
@@ -50,8 +50,7 @@ class ChanceLevel(Rule):
     descends = True
 
     def check(self, record: Record, history: History) -> Alert | None:
-        paths = record.leaves["labels"].paths
-        entropies, classes = record.values["labels.entropy"], record.values["labels.classes"]
+        paths, entropies, classes = _labels(record)
         if history.records == 1:
             return self._start(record, paths, classes)
         stretch = plateau(history, steps=self.steps, probes=16, warm_up=0.1)
@@ -74,7 +73,7 @@ class ChanceLevel(Rule):
         return self._worse(record, history, loss)
 
     def _worse(self, record: Record, history: History, loss: float) -> Alert | None:
-        entropies, classes = record.values["labels.entropy"], record.values["labels.classes"]
+        paths, entropies, classes = _labels(record)
         first = history.first("loss")
         if len(entropies) != 1 or entropies[0] <= _LEAST or first is None or first > _FAIR * np.log(classes[0]):
             return None
@@ -82,7 +81,7 @@ class ChanceLevel(Rule):
             return None
         message = (
             f"The median loss of the last {self.steps} steps is {loss:.4g} and does not fall; knowing only how often each class "
-            f"occurs in the batch's {record.leaves['labels'].paths[0]} scores {entropies[0]:.4g}. The first loss was {first:.4g}."
+            f"occurs in the batch's {paths[0]} scores {entropies[0]:.4g}. The first loss was {first:.4g}."
         )
         values = {"loss": loss, "chance": float(entropies[0]), "worse": 1.0}
         return Alert(record.step, self.slug, Level.WARN, "The loss is worse than guessing", message, values=values)
@@ -98,3 +97,10 @@ class ChanceLevel(Rule):
         )
         values = {"loss": loss, "chance": chance}
         return Alert(record.step, self.slug, Level.INFO, "The first loss is far above guessing", message, values=values)
+
+
+def _labels(record: Record) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """The batch's integer arrays but its masks, which say what counts: (paths, entropies, numbers of classes)."""
+    paths = record.leaves["labels"].paths
+    rows = [i for i, path in enumerate(paths) if "mask" not in path.lower()]
+    return tuple(paths[i] for i in rows), record.values["labels.entropy"][rows], record.values["labels.classes"][rows]

@@ -70,7 +70,12 @@ class FrozenParams(Rule):
             rows &= ~_without_gradient(record)  # already said, with better evidence
         if not rows.any():
             return None
-        level = self._level_whole(record, history) if whole else self._level_leaf(rows, history)
+        meant = rows & np.array([not whole and path in history.left_out for path in leaves.paths], bool)
+        if (rows & ~meant).any():
+            rows = rows & ~meant  # what is left out by design is no news beside what is not
+            level = self._level_whole(record, history) if whole else self._level_leaf(history)
+        else:
+            level = Level.INFO
         if level is None:
             return None
         paths = tuple(p for p, r in zip(leaves.paths, rows, strict=True) if r)
@@ -109,13 +114,8 @@ class FrozenParams(Rule):
         recent, when = losses[since].tolist(), steps[since].tolist()
         return Level.WARN if falls(recent) or undecided(recent, when) else Level.ERROR
 
-    def _level_leaf(self, rows: np.ndarray, history: History) -> Level | None:
-        if converged(history):
-            return Level.INFO
-        trial = history.trial
-        if trial is not None and trial.leaves_zero(history.params.leaves, rows):
-            return Level.INFO
-        return Level.WARN
+    def _level_leaf(self, history: History) -> Level | None:
+        return Level.INFO if converged(history) else Level.WARN
 
 
 def _readable(record: Record) -> np.ndarray:

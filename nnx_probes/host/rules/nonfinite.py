@@ -15,13 +15,14 @@ from nnx_probes.host.rule import Rule
 
 __all__ = ["PHASES", "Nonfinite", "bad_leaves", "poisoned"]
 
-PHASES = ("batch", "loss", "metrics", "grads", "updates", "params", "optimizer")
+PHASES = ("batch", "loss", "metrics", "eval", "grads", "updates", "params", "optimizer")
 """The order in which a bad number travels through a training step."""
 
 _WORDS = {
     "batch": "the batch",
     "loss": "the loss",
     "metrics": "a metric",
+    "eval": "the evaluation",
     "grads": "the gradients",
     "updates": "the updates",
     "params": "the parameters",
@@ -31,10 +32,10 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Nonfinite(Rule):
-    """Any NaN or Inf in batch, loss, metrics, gradients, updates, parameters or optimizer state.
+    """Any NaN or Inf in batch, loss, metrics, evaluation, gradients, updates, parameters or optimizer state.
 
-    Fires at the first probe that sees one, from step 0 on, without patience. Says the first phase in that
-    order and the first leaf. ERROR; WARN when only a side metric is affected, INFO when only gradients are and the optimizer
+    Fires at the first probe that sees one, from step 0 on, without patience. Says the first phase in that order and the first
+    leaf. ERROR; WARN when only a side metric or an evaluation is affected, INFO when only gradients are and the optimizer
     skipped the step on purpose (``optax.apply_if_finite``).
 
     Args:
@@ -60,7 +61,7 @@ class Nonfinite(Rule):
         first = next(iter(bad))
         paths, count, size = bad[first]
         kind = "NaN or Inf"
-        level = Level.WARN if set(bad) == {"metrics"} else Level.ERROR
+        level = Level.WARN if set(bad) <= {"metrics", "eval"} else Level.ERROR
         if first == "grads" and set(bad) <= {"grads", "updates"} and _skipped(record):
             level = Level.INFO
         message = f"{_WORDS[first].capitalize()} held {count} non-finite element{'s' * (count != 1)}"
@@ -77,7 +78,9 @@ class Nonfinite(Rule):
             level,
             f"{kind} in {_WORDS[first]}",
             message,
-            tuple(f"{first}.{p}" if first in ("batch", "metrics") else p for p in paths) if first != "loss" else (),
+            tuple(f"{first}.{p}" if first in ("batch", "metrics", "eval") else p for p in paths)
+            if first != "loss"
+            else (),
             values={f"{p}.nonfinite": float(bad[p][1]) for p in bad},
         )
 
@@ -87,6 +90,10 @@ def bad_leaves(record: Record, phase: str) -> tuple[list[str], int, int] | None:
     if phase == "loss":
         value = record.get("loss")
         return None if value is None or np.isfinite(value) else (["loss"], 1, 1)
+    if phase == "eval":
+        names = [name for name in record.values if name.startswith("eval.") and _is_number(record.values[name])]
+        odd = [name.removeprefix("eval.") for name in names if not np.isfinite(record.values[name])]
+        return (odd, len(odd), len(names)) if odd else None
     counts = record.get(f"{phase}.nonfinite")
     if counts is None or not np.any(counts):
         return None
@@ -102,6 +109,10 @@ def poisoned(record: Record) -> bool:
 def _skipped(record: Record) -> bool:
     leaves, values = record.leaves.get("optimizer"), record.get("optimizer.value")
     return leaves is not None and values is not None and counters(leaves, values).get("last_finite", 1.0) == 0
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (float, np.floating)) or (isinstance(value, np.ndarray) and value.shape == ())
 
 
 def _measured(record: Record, phase: str) -> bool:

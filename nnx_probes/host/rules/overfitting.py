@@ -51,6 +51,8 @@ class Overfitting(Rule):
             return None
         best = int(np.argmin(scores))
         then, now = losses[steps <= at[best]][-_TAIL:], losses[-_TAIL:]
+        if not len(then) and history.dropped("loss"):  # so long ago that they are no longer kept: the oldest that are
+            then = losses[:_TAIL]
         if scores.min() <= 0 or losses.min() <= 0 or not len(then):
             return None
         train, before, score = float(np.median(now)), float(np.median(then)), float(scores[-1])

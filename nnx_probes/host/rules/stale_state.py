@@ -22,7 +22,8 @@ class StaleState(Rule):
     All ``BatchStat`` leaves bit-equal over `steps` updates: WARN; INFO where BatchNorm alone has been set to evaluation
     since the first probe and its statistics are not those of a fresh layer, which is how a pretrained network is frozen
     on purpose. All ``RngCount`` leaves, while the model has a Dropout with a rate above 0: WARN. After an evaluation: a
-    ``BatchStat`` that differs is an ERROR, parameters are a WARN, and so are counters where a Dropout is set to training.
+    ``BatchStat`` that differs is an ERROR, parameters are a WARN, and so are counters where a Dropout is set to training; INFO
+    where all trained parameters are others although the optimizer did not step (averages swapped in).
 
     Delay: `steps` effective updates; none at an evaluation.
 
@@ -75,8 +76,24 @@ class StaleState(Rule):
         if set(kinds) == {"RngCount"} and not (history.before and history.before.get("mode.dropout_train")):
             return None  # a recurrent cell draws its first state; that is no dropout
         level = Level.ERROR if "BatchStat" in kinds else Level.WARN
+        if self._swapped(record, history):
+            level = Level.INFO
         message = (
             f"{len(paths)} arrays of the model ({', '.join(kinds)}) are not what they were after step {record.step}, before "
             f"the evaluation; first {paths[0]}."
         )
+        if level == Level.INFO:
+            message += (
+                " All trained parameters changed and the optimizer did not step: averages that were swapped in for it look like "
+                "this. Call monitor.on_eval after they are swapped back."
+            )
+            return Alert(record.step, self.slug, level, "Other parameters are in place", message, paths)
         return Alert(record.step, self.slug, level, "The evaluation changed the model", message, paths)
+
+    def _swapped(self, record: Record, history: History) -> bool:
+        """Whether all trained parameters are others without a step of the optimizer."""
+        if record.get("eval.stepped", True) or history.before is None or "params" not in history.before.leaves:
+            return False
+        table = history.before.leaves["params"]
+        trained = {path for path, row in zip(table.paths, table.trained, strict=True) if row}
+        return bool(trained) and trained <= set(record.values["eval.changed"])

@@ -58,7 +58,7 @@ class StalledLoss(Rule):
         best_before, now = min([*earlier, float(quarters[0])]), float(quarters[2:].min())
         if now <= _HALF * first or now < (1 - self.better) * best_before:
             return None
-        support = [slug for slug in _SUPPORT if slug in history.raised]
+        support = [slug for slug in _SUPPORT if history.raised.get(slug, Level.INFO) >= Level.WARN]
         jump = jumped(history)
         if jump:
             support.append(f"a loss of {jump:.3g} times the first one")
@@ -74,7 +74,7 @@ class StalledLoss(Rule):
 
 def jumped(history: History) -> float:
     """Returns by how much the largest loss exceeds the first one; 0 below 100 times."""
-    first, (_, losses) = history.first("loss"), history.series("loss")
+    first, (_, losses) = history.first("loss"), history.since_mark("loss")
     finite = losses[np.isfinite(losses)]
     if first is None or first <= 0 or not len(finite) or finite.max() < _JUMP * first:
         return 0.0
