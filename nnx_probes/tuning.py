@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from nnx_probes.callbacks.base import Callback
@@ -145,7 +147,8 @@ def tune(
     kept = list(itertools.islice(batches, _KEPT))
     if not kept:
         raise ArgumentError("tune(batches=...): there is no batch in it.")
-    model, optimizer = nnx.clone((model, optimizer))
+    model, optimizer = nnx.clone((model, optimizer))  # shares the arrays, which the step may donate
+    nnx.update((model, optimizer), jax.tree.map(jnp.copy, nnx.state((model, optimizer))))
     with (
         tempfile.TemporaryDirectory(prefix="nnx-probes-tune-") as folder,
         Monitor(

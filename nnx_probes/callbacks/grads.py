@@ -93,7 +93,8 @@ class GradientProbe(Callback):
             self._measure_handed(ctx)
         elif (stats := _step_stats(ctx.metrics)) is not None:
             self._table.adopt(ctx.model, ctx.optimizer)
-            ctx.later.append(_later(list(stats.values()), lambda: self._table.from_stats(dict(stats))))
+            own = {k: jnp.copy(v) if isinstance(v, jax.Array) else v for k, v in stats.items()}  # theirs may be freed
+            ctx.later.append(_later(list(own.values()), lambda: self._table.from_stats(own)))
         elif self._recompute is not None and ctx.batch is not None and isinstance(ctx.model, nnx.Pytree):
             wrt = ctx.optimizer.wrt if isinstance(ctx.optimizer, nnx.Optimizer) else nnx.Param
             layout, words = self._recompute.enqueue(ctx.model, wrt, ctx.batch)
