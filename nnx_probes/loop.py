@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
+
+from nnx_probes import callbacks as builtin_callbacks
 from nnx_probes.callbacks.base import Callback, Context
 from nnx_probes.errors import ArgumentError, ArgumentTypeError
 from nnx_probes.monitor import Monitor
 
 __all__ = ["fit"]
+
+_PROBES: tuple[type[Callback], ...] = tuple(
+    kind
+    for kind in vars(builtin_callbacks).values()
+    if isinstance(kind, type) and issubclass(kind, Callback) and kind is not Callback
+)
 
 
 def fit(
@@ -32,52 +42,62 @@ def fit(
       optimizer: likewise.
       batches: an iterable; the loop ends early when it does.
       steps: at most this many steps.
-      callbacks: monitors and other callbacks, called after each step (those with ``every`` at multiples of it).
+      callbacks: monitors and other callbacks, called after each step (those with ``every`` at multiples of it). The built-in
+        probes belong into a monitor. ``on_train_end`` is called for all of them, and gets step, model and optimizer only.
       eval_step: ``eval_step(model, batch)`` returns a loss; averaged over `eval_batches` every `eval_every` steps.
-      eval_batches: a sequence, or a function that returns a fresh iterable.
+      eval_batches: a sequence, or a function that returns a fresh iterable. An evaluation without a batch is none.
       eval_every: interval of evaluations in steps.
 
     Raises:
       ArgumentError, ArgumentTypeError: before the first step, when an argument cannot work. What `train_step` raises
-        passes through, after all callbacks were closed.
+        passes through, after all callbacks were closed; so does what one of them raises when it is closed.
     """
+    callbacks = tuple(callbacks)
     _check(steps, callbacks, eval_step, eval_batches, eval_every)
     monitors = [c for c in callbacks if isinstance(c, Monitor)]
     feed = monitors[0].batches(batches) if monitors else iter(batches)
     done = 0
-    ctx = Context(0, model=model, optimizer=optimizer)
-    try:
+    last = Context(0, model=model, optimizer=optimizer)
+    with contextlib.ExitStack() as closing, _progress(steps) as advance:
+        for callback in reversed(callbacks):
+            closing.callback(callback.on_train_end, last)
         for callback in callbacks:
-            callback.on_train_begin(ctx)
-        with _progress(steps) as advance:
-            for step in range(steps):
-                try:
-                    batch = next(feed)
-                except StopIteration:
-                    break
-                out = train_step(model, optimizer, batch)
-                loss, metrics = _split(out)
-                ctx = Context(step, loss=loss, batch=batch, metrics=metrics, model=model, optimizer=optimizer)
-                for callback in callbacks:
-                    if isinstance(callback, Monitor) or step % _interval(callback) == 0:
-                        callback.on_step_end(ctx)
-                done = step + 1
-                if eval_step is not None and eval_batches is not None and eval_every and done % eval_every == 0:
-                    fresh = eval_batches() if callable(eval_batches) else eval_batches
-                    losses = [float(eval_step(model, b)) for b in fresh]
-                    mean = sum(losses) / max(1, len(losses))
-                    for callback in callbacks:
-                        if isinstance(callback, Monitor):
-                            callback.on_eval(step, loss=mean)
-                        else:
-                            callback.on_eval_end(Context(step, loss=mean, model=model, optimizer=optimizer))
-                advance(done)
-                if any(monitor.should_stop for monitor in monitors):
-                    break
-    finally:
-        for callback in callbacks:
-            callback.on_train_end(ctx)
+            callback.on_train_begin(last)
+        for step in range(steps):
+            ctx = Context(step, model=model, optimizer=optimizer)
+            try:
+                ctx.batch = next(feed)
+            except StopIteration:
+                break
+            ctx.loss, ctx.metrics = _split(train_step(model, optimizer, ctx.batch))
+            last.step, done = step, step + 1
+            for callback in callbacks:
+                if isinstance(callback, Monitor) or step % _interval(callback) == 0:
+                    callback.on_step_end(ctx)
+            del ctx  # the next step needs the memory of this one's batch
+            if eval_step is not None and eval_every and done % eval_every == 0:
+                loss = _mean_loss(eval_step, model, eval_batches)
+                if loss is not None:
+                    _tell(callbacks, Context(step, loss=loss, model=model, optimizer=optimizer))
+            advance(done)
+            if any(monitor.should_stop for monitor in monitors):
+                break
     return done
+
+
+def _mean_loss(eval_step: Callable[[Any, Any], Any], model: Any, eval_batches: Any) -> float | None:
+    """The mean over the batches; None where there is none (a function that returns the same iterator each time)."""
+    fresh = eval_batches() if callable(eval_batches) else eval_batches
+    losses = [float(jax.device_get(eval_step(model, batch))) for batch in fresh]
+    return sum(losses) / len(losses) if losses else None
+
+
+def _tell(callbacks: Sequence[Callback], ctx: Context) -> None:
+    for callback in callbacks:
+        if isinstance(callback, Monitor):
+            callback.on_eval(ctx.step, loss=ctx.loss)
+        else:
+            callback.on_eval_end(ctx)
 
 
 def _split(out: Any) -> tuple[Any, Any]:
@@ -111,18 +131,41 @@ def _interval(callback: Callback) -> int:
 
 
 def _check(steps: Any, callbacks: Any, eval_step: Any, eval_batches: Any, eval_every: Any) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int):
-        raise ArgumentTypeError(f"fit(steps={steps!r}): expected a whole number, got {type(steps).__name__}.")
-    if steps < 1:
-        raise ArgumentError(f"fit(steps={steps}): expected at least 1.")
+    _check_count(steps, "steps")
     for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise ArgumentTypeError(f"fit(callbacks=...): {callback!r} is no Callback.")
-        if callback.every == "auto":
-            raise ArgumentError(
-                f"fit(callbacks=...): {type(callback).__name__}(every='auto') keeps to a monitor's budget: pass "
-                "Monitor(..., callbacks=[...])."
-            )
+        _check_callback(callback)
     given = [eval_step is not None, eval_batches is not None, eval_every is not None]
     if any(given) and not all(given):
         raise ArgumentError("fit(): eval_step, eval_batches and eval_every go together; give all three or none.")
+    if not any(given):
+        return
+    _check_count(eval_every, "eval_every")
+    if not (callable(eval_batches) or isinstance(eval_batches, Sequence)) or isinstance(eval_batches, (str, bytes)):
+        raise ArgumentTypeError(
+            f"fit(eval_batches={type(eval_batches).__name__}): expected a sequence of batches, since each evaluation goes "
+            "through all of them, or a function that returns a fresh iterable, for example lambda: iter(loader)."
+        )
+
+
+def _check_count(value: Any, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"fit({name}={value!r}): expected a whole number, got {type(value).__name__}.")
+    if value < 1:
+        raise ArgumentError(f"fit({name}={value}): expected at least 1.")
+
+
+def _check_callback(callback: Any) -> None:
+    if not isinstance(callback, Callback):
+        raise ArgumentTypeError(f"fit(callbacks=...): {callback!r} is no Callback.")
+    if isinstance(callback, Monitor):
+        return
+    name = type(callback).__name__
+    if callback.every == "auto":
+        raise ArgumentError(
+            f"fit(callbacks=...): {name}(every='auto') keeps to a monitor's budget: pass Monitor(..., callbacks=[...])."
+        )
+    if isinstance(callback, _PROBES) or type(callback).before_due is not Callback.before_due:
+        raise ArgumentError(
+            f"fit(callbacks=...): {name} measures for a monitor, which prepares the step and reads the result: pass "
+            f"Monitor(..., callbacks=[*callbacks.default(), {name}(...)])."
+        )

@@ -22,7 +22,8 @@ class Meter:
 
     Attributes:
       calls: of the monitor.
-      spent_s: seconds spent in the library so far; waiting for the user's own step is left out.
+      spent_s: seconds spent in the library by the calls that have ended; waiting for the user's own step is left out.
+      waiting_s: such waiting in the call that is running.
       began_s: time of the first call, 0 before.
       plain_s: the last lap of a step without measuring, NaN before.
       extra_s: by how much the last measured step's lap was longer, at least 0.
@@ -30,7 +31,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.spent_s = self.began_s = 0.0
+        self.spent_s = self.waiting_s = self.began_s = 0.0
         self.plain_s, self.extra_s = math.nan, 0.0
         self._idle_at = math.nan
         self._window = (0.0, 0, 0.0)
@@ -58,15 +59,20 @@ class Meter:
           model: likewise.
           measured: whether it also measured itself.
         """
-        arrays = jax.tree.leaves(loss)
-        if model is not None:
-            arrays += Tree(model, may_be_empty=True).read()
-        self.spent_s -= seconds_until_ready(arrays)
+        waited_s = seconds_until_ready(jax.tree.leaves(loss))
         lap_s, self._idle_at = time.perf_counter() - self._idle_at, math.nan
+        if model is not None:  # naming a large model takes milliseconds, which are no part of the step
+            rest_s = seconds_until_ready(Tree(model, may_be_empty=True).read())
+            waited_s, lap_s = waited_s + rest_s, lap_s + rest_s
+        self.waiting_s += waited_s
         if not measured:
             self.plain_s = lap_s
         else:
             self.extra_s = max(0.0, lap_s - self.plain_s) if lap_s == lap_s and self.plain_s == self.plain_s else 0.0
+
+    def ended(self, began: float) -> None:
+        """Notes the end of a call that began at `began`."""
+        self.spent_s += time.perf_counter() - began - self.waiting_s
 
     def step_s(self, now: float) -> float:
         """Returns seconds a step since the last time this was asked, without the library's own; 0 where there was none."""

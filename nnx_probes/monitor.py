@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
+import functools
 import operator
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from nnx_probes import callbacks as builtin_callbacks
+from nnx_probes.as_callback import AsCallback
 from nnx_probes.callbacks.base import Callback, Context
 from nnx_probes.callbacks.plugged import Plugged
 from nnx_probes.checks import (
@@ -27,6 +29,7 @@ from nnx_probes.checks import (
     resolve,
     served,
 )
+from nnx_probes.evaluation import numbers
 from nnx_probes.feed import Feed
 from nnx_probes.header import header
 from nnx_probes.host import rules as builtin_rules
@@ -45,10 +48,9 @@ DEFAULT: Any = "default"
 
 _BEFORE = -(2**62)
 """Before any step."""
-_HANDED = ("loss", "batch", "grads", "updates", "metrics", "model", "optimizer")
 
 
-class Monitor(Callback):
+class Monitor(AsCallback):
     """Watches a training loop from inside it: call it once after each step.
 
     ::
@@ -106,9 +108,10 @@ class Monitor(Callback):
         if rules is DEFAULT:
             wanted = served(builtin_rules.default(), chosen)
         check_model(model)
-        check_optimizer(optimizer, resolve(model))
         self._model, self._optimizer = model, optimizer
-        self._judge = Judge(wanted, facts_of(resolve(model), resolve(optimizer), total_steps, objective))
+        model, optimizer = resolve(model), resolve(optimizer)
+        check_optimizer(optimizer, model)
+        self._judge = Judge(wanted, facts_of(model, optimizer, total_steps, objective))
         self._own, paces = paces_of(every, budget, chosen)
         self._plugged = Plugged(chosen, paces)
         self._meter = Meter()
@@ -122,10 +125,9 @@ class Monitor(Callback):
         self._last_step = _BEFORE
         self._stop = self._closed = False
         self._out.header(header(wanted, chosen, self._judge.history.facts, every=every, budget=budget))
-        me = weakref.ref(self)
-        self._at_exit: Callable[[], None] = lambda: _close_if_alive(me)
+        self._at_exit = functools.partial(_close_if_alive, weakref.ref(self))
         atexit.register(self._at_exit)
-        self._plugged.prepare(_BEFORE, 1, resolve(model), resolve(optimizer))
+        self._plugged.prepare(_BEFORE, 1, model, optimizer)
 
     # --- the hook -----------------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Monitor(Callback):
         """Returns whether this step was probed. Call it once after each step, in the Python loop.
 
         Args:
-          step: index of the step just completed. Steps may skip or repeat.
+          step: index of the step just completed. Steps may skip or repeat. A device array is fetched, which waits for it.
           t: ignored; some loops pass the time.
           loss: one number, as a device array or a float; fetched on due steps only.
           batch: what the step was trained on; may be left out with `batches`.
@@ -159,34 +161,33 @@ class Monitor(Callback):
         began = time.perf_counter()
         try:
             self._meter.calls += 1
+            self._meter.waiting_s = 0.0
+            if isinstance(step, np.integer):
+                step = int(step)
             ahead = type(step) is int and step > self._last_step
             if self._pending and (not ahead or step >= self._plugged.next_due or self._pending.ready()):
                 self._settle()
             if ahead and step < self._quiet_until:
                 self._last_step = step
                 return False
-            fields = dict(loss=loss, batch=batch, grads=grads, updates=updates, metrics=metrics)
-            return self._probe(step, fields, model, optimizer)
+            handed = dict(loss=loss, batch=batch, grads=grads, updates=updates, metrics=metrics)
+            return self._probe(step, handed, model, optimizer)
         except Exception as error:
             self._plugged.note("a probe", error)
             return False
         finally:
-            self._meter.spent_s += time.perf_counter() - began
+            self._meter.ended(began)
 
-    def _probe(self, step: Any, fields: dict[str, Any], model: Any, optimizer: Any) -> bool:
+    def _probe(self, step: Any, handed: dict[str, Any], model: Any, optimizer: Any) -> bool:
         began = time.perf_counter()
         if self._closed:
             return False
         try:
             step = operator.index(step)
         except TypeError:  # also what a tracer raises (jax.errors.TracerIntegerConversionError)
-            seen = {"loop.bad_step": f"{step!r} ({type(step).__name__})"}
-            self._judge_now(Record(max(self._last_step, -1), time.time(), seen))
+            self._judge_now(Record(max(self._last_step, -1), time.time(), {"loop.bad_step": _shown(step)}))
             return False
-        if not self._meter.began_s:
-            self._meter.begin(began)
-            self._plugged.each("on_train_begin", Context(step, model=self._model, optimizer=self._optimizer))
-        ctx = Context(step, **fields, history=self._judge.history)
+        ctx = Context(step, **handed, history=self._judge.history)
         if step < self._last_step:
             ctx.values["loop.backwards"] = self._last_step
             self._plugged.restart()
@@ -195,9 +196,12 @@ class Monitor(Callback):
         due = self._plugged.due(step)
         model = resolve(self._model if model is None else model)
         optimizer = resolve(self._optimizer if optimizer is None else optimizer)
+        if not self._meter.began_s:
+            self._meter.begin(began)
+            self._plugged.each("on_train_begin", Context(step, model=model, optimizer=optimizer))
         timed = self._plugged.timed(step, stride)
         if timed:
-            self._meter.lap(ctx.loss, model, measured=bool(due))
+            self._meter.lap(ctx.loss, model, measured=self._plugged.prepared(due))
         if due:
             self._settle()  # a callback that asks for the next step may come before the last probe was read
             self._enqueue(ctx, due, model, optimizer, timed)
@@ -214,7 +218,7 @@ class Monitor(Callback):
         step_s = self._meter.step_s(began)
         self._plugged.step_end(due, ctx, self._meter.calls, timed=timed)
         waited_s = sum(later.waited_s for later in ctx.later)
-        self._meter.spent_s -= waited_s
+        self._meter.waiting_s += waited_s
         ctx.loss = ctx.batch = ctx.metrics = ctx.grads = ctx.updates = ctx.model = ctx.optimizer = None
         self._pending = InFlight(ctx, time.time())
         if self._sync or timed or self._plugged.hurries():
@@ -230,9 +234,13 @@ class Monitor(Callback):
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        record = pending.read(self._plugged.note)
-        more = {"probes.overhead": self.overhead, "probes.every": self._own.every}
-        self._judge_now(replace(record, values={**record.values, **more}))
+        try:
+            record = pending.read(self._plugged.note)
+            self._meter.waiting_s += pending.waited_s
+            more = {"probes.overhead": self.overhead, "probes.every": self._own.every}
+            self._judge_now(replace(record, values={**record.values, **more}))
+        except Exception as error:  # it must not cost the present step its probe
+            self._plugged.note("a record", error)
         if self._plugged.hurries():
             self._quiet_until = _BEFORE
 
@@ -255,16 +263,14 @@ class Monitor(Callback):
         return self._feed
 
     def on_eval(self, step: int, *, loss: Any = None, metrics: Mapping[str, Any] | None = None) -> None:
-        """Takes validation results: ``eval.loss`` and ``eval.<metric>``, one number each; waits for them."""
+        """Takes validation results: ``eval.loss`` and ``eval.<metric>``, numbers, may be nested; waits for them."""
         if self._closed:
             return
         try:
             self._settle()
             ctx = Context(step, loss=loss, metrics=metrics, history=self._judge.history)
             ctx.model, ctx.optimizer = resolve(self._model), resolve(self._optimizer)
-            for name, value in {"loss": loss, **(metrics or {})}.items():
-                if value is not None:
-                    ctx.values[f"eval.{name}"] = float(jax.device_get(value))
+            ctx.values.update(numbers(loss, metrics, self._plugged.note))
             self._plugged.each("on_eval_end", ctx)
             self._judge_now(Record(int(step), time.time(), ctx.values))
         except Exception as error:
@@ -272,35 +278,30 @@ class Monitor(Callback):
 
     def mark(self, step: int, name: str) -> None:
         """Notes a known event (learning-rate change, data switch, restore), so that it is not held against the run."""
-        with contextlib.suppress(Exception):
+        try:
             self._settle()
             self._judge.mark(int(step))
-            if step <= self._last_step:  # an announced restart: the next step is a first one
+            if step < self._last_step:  # an announced restart: the next step is a first one
                 self._last_step = self._quiet_until = _BEFORE
                 self._plugged.restart()
             self._out.mark(int(step), str(name))
+        except Exception as error:
+            self._plugged.note("mark", error)
 
     def flush(self) -> None:
         """Reads what is pending and waits until everything is on disk."""
-        try:
-            self._settle()
-            self._out.flush()
-        except Exception as error:
-            self._plugged.note("flush", error)
+        self._settle()
+        self._out.flush()
 
     def close(self) -> None:
         """Reads what is pending, writes everything, closes the writers it made. Safe to call twice."""
         if self._closed:
             return
-        try:
-            self._settle()
-        except Exception as error:
-            self._plugged.note("close", error)
-        finally:
-            self._plugged.each("on_train_end", Context(self._last_step, history=self._judge.history))
-            self._closed = True
-            atexit.unregister(self._at_exit)
-            self._out.close()
+        self._settle()
+        self._plugged.each("on_train_end", Context(max(self._last_step, 0), history=self._judge.history))
+        self._closed, self._feed = True, None
+        atexit.unregister(self._at_exit)
+        self._out.close()
 
     def __del__(self) -> None:  # a monitor that nobody kept and nobody closed
         try:  # noqa: SIM105 - late at the interpreter's exit contextlib may be gone
@@ -314,14 +315,6 @@ class Monitor(Callback):
     def __exit__(self, *failure: object) -> None:
         self.close()
 
-    def on_step_end(self, ctx: Context) -> None:
-        """A monitor is a callback too: it can hang in another loop's list of callbacks."""
-        self(ctx.step, **{name: getattr(ctx, name) for name in _HANDED})
-
-    def on_train_end(self, ctx: Context) -> None:
-        """Closes the monitor when the loop it hangs in ends."""
-        self.close()
-
     # --- results ------------------------------------------------------------------------------------------
 
     @property
@@ -331,8 +324,8 @@ class Monitor(Callback):
 
     @property
     def failures(self) -> dict[str, int]:
-        """What failed inside the library or a callback -> how often; empty in a sound run."""
-        return dict(self._plugged.failures)
+        """What failed inside the library, a callback or a writer -> how often; empty in a sound run."""
+        return {**self._plugged.failures, **self._out.problems}
 
     @property
     def should_stop(self) -> bool:
@@ -348,3 +341,7 @@ class Monitor(Callback):
 def _close_if_alive(reference: weakref.ref[Monitor]) -> None:
     if monitor := reference():
         monitor.close()
+
+
+def _shown(step: Any) -> str:
+    return f"{step!r} ({type(step).__name__})"

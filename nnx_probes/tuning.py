@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_probes.callbacks.base import Callback
+from nnx_probes.device.tap import is_watched
 from nnx_probes.errors import ArgumentError, ArgumentTypeError, closest
 from nnx_probes.host.pace import LADDER
 from nnx_probes.monitor import DEFAULT, Monitor
@@ -147,8 +148,7 @@ def tune(
     kept = list(itertools.islice(batches, _KEPT))
     if not kept:
         raise ArgumentError("tune(batches=...): there is no batch in it.")
-    model, optimizer = nnx.clone((model, optimizer))  # shares the arrays, which the step may donate
-    nnx.update((model, optimizer), jax.tree.map(jnp.copy, nnx.state((model, optimizer))))
+    model, optimizer = _copies(model, optimizer)
     with (
         tempfile.TemporaryDirectory(prefix="nnx-probes-tune-") as folder,
         Monitor(
@@ -157,6 +157,15 @@ def tune(
     ):
         bills = list(_bills(monitor, train_step, model, optimizer, kept, probes))
     return _tuning(bills, budget)
+
+
+def _copies(model: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Both with arrays of their own, since the step may donate them."""
+    model, optimizer = nnx.clone((model, optimizer))
+    nnx.update((model, optimizer), jax.tree.map(jnp.copy, nnx.state((model, optimizer))))
+    if is_watched(optimizer):  # what is seen of the copy's step must not be taken for the user's
+        optimizer.evidence = optimizer.evidence.anew(optimizer)
+    return model, optimizer
 
 
 @dataclass(frozen=True)

@@ -64,16 +64,26 @@ class ActivationProbe(Callback):
         self._forward = Forward(forward)
         self._copy = bool(copy)
         self._kept: Any = None
+        self._kept_for = range(0)  # steps that may begin from what was kept
+        self._began = False
         self._table: Leaves | None = None
         self._fired_at: dict[str, np.ndarray] = {}
 
     def before_due(self, ctx: Context) -> None:
         """Keeps the parameters the next step will start from."""
         self._kept = self._forward.keep(ctx.model) if self._copy and isinstance(ctx.model, nnx.Pytree) else None
+        self._kept_for = range(ctx.step + 1, ctx.step + ctx.stride + 1)
+
+    def on_train_end(self, ctx: Context) -> None:
+        """Lets go of the copy for a step that will not come."""
+        self._kept = None
 
     def on_step_end(self, ctx: Context) -> None:
         """Queues the forward pass."""
         kept, self._kept = self._kept, None
+        if self._began and ctx.step not in self._kept_for:
+            kept = None  # the loop went back, or on without the monitor: the step began from other parameters
+        self._began = True
         if ctx.batch is None or not isinstance(ctx.model, nnx.Pytree):
             return
         ctx.values["activations.before"] = kept is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nnx_probes.callbacks.base import Context
 from nnx_probes.device.chain import accumulation
+from nnx_probes.device.same import Same
 from nnx_probes.device.tap import Tap
 
 __all__ = ["Arming"]
@@ -26,7 +27,7 @@ class Arming:
 
     def __init__(self) -> None:
         self.lead = 1
-        self._tx = 0
+        self._tx = Same()
         self._k = 1  # one update in so many moves the parameters,
         self._phase = 0  # namely that whose number leaves this remainder
         self._known: tuple[int, int] | None = None  # a loop step and the number of its update
@@ -82,14 +83,17 @@ class Arming:
             self._phase = (self._phase + 1) % self._k
 
     def _learn_chain(self, tap: Tap) -> None:
-        if self._tx != id(tap.tx):
-            self._tx = id(tap.tx)
+        if self._tx.turn_to(tap.tx):
             self.lead = self._k = accumulation(tap.tx) or 1
             self._phase = self._k - 1
 
     def _done(self, tap: Tap) -> bool:
-        """Whether the measurement that was asked for is there: in what hangs on the optimizer, or taken already."""
-        return not tap.hangs() or tap.evidence.taken != self._taken
+        """Whether the measurement that was asked for is there: in what hangs on the optimizer, or taken already.
+
+        On an eager optimizer nothing hangs, and nothing is taken before it is updated.
+        """
+        written = "probe_state" in vars(tap) and not tap.hangs()
+        return written or tap.evidence.taken != self._taken
 
     def _now(self, ctx: Context) -> bool:
         """Whether the next update is the one to measure."""

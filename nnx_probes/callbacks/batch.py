@@ -10,7 +10,7 @@ import numpy as np
 
 from nnx_probes.callbacks.base import Callback, Context, Every, check_every
 from nnx_probes.callbacks.group import Group
-from nnx_probes.callbacks.sampled import first_rows
+from nnx_probes.callbacks.sampled import Rows, queue_rows
 from nnx_probes.device.leaves import is_array
 from nnx_probes.device.probe import Sample
 from nnx_probes.host.record import Leaves
@@ -55,13 +55,13 @@ class BatchProbe(Callback):
         if ctx.batch is None or not any(is_array(leaf) for leaf in jax.tree.leaves(ctx.batch)):
             self.again = False
             return
-        spread = [_spread(leaf) for leaf in jax.tree.leaves(ctx.batch) if is_array(leaf)]
+        queued = [_queue(leaf) for leaf in jax.tree.leaves(ctx.batch) if is_array(leaf)]
         steps = ctx.steps
 
         def more(sample: Sample, table: Leaves) -> Mapping[str, Any]:
             found = _largest_integer(sample)
-            if len(spread) == len(table):
-                found["batch.spread"] = np.array(spread)
+            if len(queued) == len(table):
+                found["batch.spread"] = np.array([_spread(rows) for rows in queued])
             if not self.full_batch:
                 found["batch.run"] = self._compare(sample.fingerprints, steps)
             return found
@@ -79,14 +79,20 @@ class BatchProbe(Callback):
 
 def _largest_integer(sample: Sample) -> dict[str, Any]:
     tops = [
-        top for leaf, top in zip(sample.leaves, sample.max_abs, strict=True) if leaf.dtype.startswith(("int", "uint"))
+        float(top)
+        for leaf, top in zip(sample.leaves, sample.max_abs, strict=True)
+        if leaf.dtype.startswith(("int", "uint")) and np.isfinite(top)  # NaN: it was donated or deleted
     ]
-    return {"batch.max_int": float(max(tops))} if tops else {}
+    return {"batch.max_int": max(tops)} if tops else {}
 
 
-def _spread(x: Any) -> float:
+def _queue(x: Any) -> Rows | None:
+    return queue_rows(x) if str(getattr(x, "dtype", "")).startswith(("float", "bfloat")) else None
+
+
+def _spread(queued: Rows | None) -> float:
     """How much the rows of an array of floats differ, relative to its largest magnitude; NaN where that says nothing."""
-    rows = first_rows(x) if str(getattr(x, "dtype", "")).startswith(("float", "bfloat")) else None
+    rows = None if queued is None else queued.read()
     if rows is None or len(rows) < 2:
         return float("nan")
     rows = rows.astype(np.float64)

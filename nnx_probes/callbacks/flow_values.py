@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
 from nnx_probes.device.flow import Flow, Layout
 from nnx_probes.device.leaves import Leaf, Tree, dotted
+from nnx_probes.device.same import Same
 from nnx_probes.host.record import Leaves
 
 __all__ = ["FlowTable"]
@@ -35,21 +37,33 @@ class FlowTable:
 
     def __init__(self) -> None:
         self._leaves: dict[tuple[Any, ...], Leaf] = {}
-        self._model: int = 0
+        self._source: Any = None
+        self._tree = Tree(lambda: self._source)
+        self._model, self._filter = Same(), Same()
+        self._version = -1
         self._tables: dict[Any, dict[str, Leaves]] = {}
         self._trained: list[tuple[Any, ...]] = []
 
     def adopt(self, model: Any, optimizer: Any) -> None:
         """Learns the names of the model's leaves."""
-        if model is None or id(model) == self._model:
+        if model is None:
             return
-        tree = Tree(model)
-        tree.read()
-        self._model = id(model)
-        self._leaves = {leaf.parts: leaf for leaf in tree.leaves}
         wrt = optimizer.wrt if isinstance(optimizer, nnx.Optimizer) else nnx.Param
+        refiltered = self._filter.turn_to(wrt)
+        if self._model.turn_to(model):
+            self._source = model
+            try:
+                self._tree.read()
+            finally:
+                self._source = None  # hold nothing of the user's between steps
+        if refiltered or self._tree.version != self._version:
+            self._learn(wrt)
+
+    def _learn(self, wrt: Any) -> None:
+        self._version, self._tables = self._tree.version, {}
+        self._leaves = {leaf.parts: leaf for leaf in self._tree.leaves}
         chosen = nnx.filterlib.to_predicate(wrt)
-        kinds = [(leaf.parts, leaf.variable) for leaf in tree.leaves]
+        kinds = [(leaf.parts, leaf.variable) for leaf in self._tree.leaves]
         self._trained = [parts for parts, kind in kinds if kind is not None and _selects(chosen, parts, kind)]
 
     def values(self, layout: Layout, words: np.ndarray) -> _Values:
@@ -65,7 +79,8 @@ class FlowTable:
 
     def from_stats(self, stats: Mapping[str, Any]) -> _Values:
         """Returns the values and tables of what `step_stats` returned; leaves are named where their number fits."""
-        found = {to: _last_row(np.asarray(stats[of])) for of, to in _STATS.items() if of in stats}
+        fetched = jax.device_get({to: stats[of] for of, to in _STATS.items() if of in stats})  # all in one go
+        found = {to: _last_row(np.asarray(fetched[to])) for to in _STATS.values() if to in fetched}
         n = len(next(iter(found.values())))
         parts = self._trained if len(self._trained) == n else [(i,) for i in range(n)]
         key = tuple(parts)

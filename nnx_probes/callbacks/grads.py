@@ -17,6 +17,7 @@ from nnx_probes.callbacks.flow_values import FlowTable
 from nnx_probes.device.chain import clip_norm, skip_limit
 from nnx_probes.device.handed import Handed
 from nnx_probes.device.recompute import Recompute
+from nnx_probes.device.same import Same
 from nnx_probes.device.stats import PREFIX
 from nnx_probes.device.tap import Tap, is_watched, unpack
 from nnx_probes.device.whence import AHEAD, ELSEWHERE, LIVE
@@ -38,10 +39,12 @@ class GradientProbe(Callback):
     ``updates.ratio`` (update norm over parameter norm), ``updates.cosine`` (of its angle to the gradient),
     ``updates.absorbed`` (share of elements that the update does not change although it is not 0), ``updates.entry`` and
     ``updates.leaving`` (fingerprints, see `watch`). For stacked layers the same as ``slices.grads_norm`` and so on, one row
-    a layer. Also ``grads.clip_norm`` and ``optimizer.skip_limit``, read off the optimizer's chain, and ``grads.age``, how many
-    updates before that of the due step the measured one was: under ``optax.MultiSteps`` it is the last one that moved the
-    parameters. A watched loop that calls ``update`` on some steps only (accumulation by hand) is measured at the next such
-    step and read at the due one after it.
+    a layer. Also ``grads.steps`` (calls of the monitor since the last time), ``grads.clip_norm`` and ``optimizer.skip_limit``,
+    read off the optimizer's chain, and ``grads.age``, how many updates before that of the due step the measured one was: under
+    ``optax.MultiSteps`` it is the last one that moved the parameters. A watched loop that calls ``update`` on some steps only
+    (accumulation by hand) is measured at the next such step and read at the due one after it. Of a watched optimizer also
+    ``watch.missed`` (whether it was asked to measure and did not) and, where the loop cannot be measured,
+    ``watch.unmeasured`` (why) and ``watch.remedy`` (``"inside"``, ``"earlier"`` or ``"none"``: how to call `watch` then).
 
     Args:
       every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
@@ -52,7 +55,7 @@ class GradientProbe(Callback):
     and parameters; with `loss_fn` one forward and backward pass a due step, and its compilation.
     """
 
-    provides = ("grads.*", "updates.*", "slices.*", "watch.*")
+    provides = ("grads.*", "updates.*", "slices.*", "watch.*", "optimizer.skip_limit")
 
     def __init__(self, *, every: Every = None, loss_fn: Callable[..., Any] | None = None) -> None:
         check_every(every, "GradientProbe")
@@ -69,7 +72,8 @@ class GradientProbe(Callback):
         self._arming = Arming()
         self._silent = False
         self._last: int | None = None
-        self._chain: tuple[int, float | None, float | None] = (0, None, None)
+        self._tx = Same()
+        self._chain: tuple[float | None, float | None] = (None, None)
 
     @property
     def lead(self) -> int:  # type: ignore[override]
@@ -184,9 +188,9 @@ class GradientProbe(Callback):
         tx = getattr(ctx.optimizer, "tx", None)
         if tx is None:
             return
-        if self._chain[0] != id(tx):
-            self._chain = (id(tx), clip_norm(tx), skip_limit(tx))
-        _, clip, limit = self._chain
+        if self._tx.turn_to(tx):
+            self._chain = clip_norm(tx), skip_limit(tx)
+        clip, limit = self._chain
         if clip is not None:
             ctx.values["grads.clip_norm"] = clip
         if limit is not None:

@@ -12,6 +12,8 @@ from nnx_probes.host.record import Leaves
 
 __all__ = ["Group"]
 
+_WORDS = {"params": "the model", "metric_arrays": "the metrics"}
+
 
 class Group:
     """One named group of leaves: its probe and the table of its leaves.
@@ -19,8 +21,8 @@ class Group:
     Args:
       name: prefix of the values, for example ``"params"``.
       fingerprints: method, or None for none.
-      trained: decides which leaves the optimizer is meant to move; asked when the leaves change, with the source,
-        the leaves and the ``id`` of the object behind each.
+      trained: decides which leaves the optimizer is meant to move; asked when the leaves change and after `renew`, with
+        the source, the leaves and the ``id`` of the object behind each.
     """
 
     def __init__(
@@ -36,6 +38,10 @@ class Group:
         self._trained = trained
         self._version = -1
         self._table: Leaves | None = None
+
+    def renew(self) -> None:
+        """Asks at the next measurement anew which leaves are trained."""
+        self._version = -1
 
     def enqueue(self, source: Any, extra: Callable[[Sample, Leaves], Mapping[str, Any]] | None = None) -> Later:
         """Queues a measurement of `source`; `extra` may derive further values from the sample."""
@@ -63,7 +69,7 @@ class Group:
             f"{name}.nonfinite": sample.nonfinite,
         }
         if "traced" in sample.unreadable.values():
-            values["loop.traced"] = f"the {name}" if name != "params" else "the model"
+            values["loop.traced"] = _WORDS.get(name, f"the {name}")
         if sample.fingerprints:
             values[f"{name}.fingerprint"] = sample.fingerprints
         return values

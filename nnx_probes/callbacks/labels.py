@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from nnx_probes.callbacks.base import Callback, Context, Every, Later, check_every
-from nnx_probes.callbacks.sampled import first_rows
+from nnx_probes.callbacks.sampled import Rows, queue_rows
 from nnx_probes.device.leaves import dotted, key_name
 from nnx_probes.host.record import Leaves
 
@@ -40,18 +41,26 @@ class LabelProbe(Callback):
         self._table: Leaves | None = None
 
     def on_step_end(self, ctx: Context) -> None:
-        """Counts the batch's integers."""
+        """Queues the copy of the batch's integers."""
         if ctx.batch is None:
             return
-        found: list[tuple[str, Any]] = []
+        queued: list[tuple[str, Rows]] = []
         for keys, x in jax.tree_util.tree_flatten_with_path(ctx.batch)[0]:
-            counts = _count(x)
+            rows = queue_rows(x) if str(getattr(x, "dtype", "")).startswith(("int", "uint")) else None
+            if rows is not None:
+                queued.append((dotted([key_name(key) for key in keys]) or "value", rows))
+        if queued:
+            ctx.later.append(Later(lambda: all(rows.ready() for _, rows in queued), lambda: self._read(queued)))
+
+    def _read(self, queued: list[tuple[str, Rows]]) -> tuple[Mapping[str, Any], Mapping[str, Leaves]]:
+        found: list[tuple[str, np.ndarray]] = []
+        for path, rows in queued:
+            counts = _count(rows.read())
             if counts is not None:
-                path = dotted([key_name(key) for key in keys]) or "value"
                 self._counts[path] = counts = _sum(self._counts.get(path), counts)
                 found.append((path, counts))
         if not found:
-            return
+            return {}, {}
         paths = tuple(path for path, _ in found)
         if self._table is None or self._table.paths != paths:
             n = len(paths)
@@ -60,14 +69,12 @@ class LabelProbe(Callback):
             "labels.entropy": np.array([_entropy(counts) for _, counts in found]),
             "labels.classes": np.array([len(counts) for _, counts in found], np.int64),
         }
-        tables = {"labels": self._table}
-        ctx.later.append(Later(lambda: True, lambda: (values, tables)))
+        return values, {"labels": self._table}
 
 
-def _count(x: Any) -> np.ndarray | None:
+def _count(rows: np.ndarray) -> np.ndarray | None:
     """How often each integer occurs; None for what holds no classes."""
-    rows = first_rows(x) if str(getattr(x, "dtype", "")).startswith(("int", "uint")) else None
-    if rows is None or rows.min() < 0 or rows.max() >= _CLASSES:
+    if rows.min() < 0 or rows.max() >= _CLASSES:
         return None
     return np.bincount(rows.reshape(-1).astype(np.int64))
 

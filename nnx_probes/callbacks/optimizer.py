@@ -26,9 +26,13 @@ class OptimizerProbe(Callback):
     """Measures the optimizer's state as `ParamProbe` measures the model, and reads its clocks.
 
     Puts ``optimizer.norm``, ``optimizer.max_abs``, ``optimizer.nonfinite``, ``optimizer.fingerprint``,
-    ``optimizer.value`` (float64[n_leaves], the element of scalar leaves), ``optimizer.step`` and, where found,
-    ``optimizer.learning_rate`` into the record; of a watched optimizer also ``watch.traced``
-    and ``watch.eager`` (how often ``update`` ran under a transformation and outside one).
+    ``optimizer.value`` (float64[n_leaves], the element of scalar leaves) and, where found, ``optimizer.step``,
+    ``optimizer.learning_rate``, ``optimizer.notfinite_count`` and ``optimizer.total_notfinite`` (bad updates running and in
+    all, of ``optax.apply_if_finite``) into the record, and ``loop.traced`` where there were tracers. Of a watched optimizer
+    also how often ``update`` ran under a transformation (``watch.traced``), inside a branch of the compiled step
+    (``watch.conditional``) and outside one (``watch.eager``), and whether the step gets the live optimizer (``watch.live``).
+    When parameters stand still: ``params.trial_update``, ``params.trial_absorbed``, ``trial.later`` and ``trial.earlier``
+    (see `try_update`).
 
     Args:
       every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
@@ -38,7 +42,7 @@ class OptimizerProbe(Callback):
     asks the optimizer what it would do (`try_update`), which compiles once and waits.
     """
 
-    provides = ("optimizer.*", "watch.*", "params.trial_update", "params.trial_absorbed", "trial.*")
+    provides = ("optimizer.*", "watch.*", "params.trial_update", "params.trial_absorbed", "trial.*", "loop.traced")
 
     def __init__(self, *, every: Every = None, fingerprints: str | None = "auto") -> None:
         check_every(every, "OptimizerProbe")

@@ -13,6 +13,7 @@ from nnx_probes.callbacks.base import Callback, Context, Every, check_every
 from nnx_probes.callbacks.group import Group
 from nnx_probes.device.leaves import Leaf
 from nnx_probes.device.probe import Sample
+from nnx_probes.device.same import Same
 from nnx_probes.device.tap import is_watched
 from nnx_probes.host.record import Leaves
 
@@ -27,7 +28,9 @@ class ParamProbe(Callback):
     Puts ``params.norm``, ``params.max_abs`` (float32[n_leaves]), ``params.nonfinite`` (int32[n_leaves]),
     ``params.fingerprint`` (n_leaves texts) and ``params.largest`` (largest magnitude among trained leaves) into the
     record. Trained are the leaves that the optimizer's ``wrt`` filter selects; without an optimizer, every
-    ``nnx.Param``; in a pytree without Variables, every floating leaf.
+    ``nnx.Param``; in a pytree without Variables, every floating leaf. Also ``loop.steps``, the calls of the monitor since
+    this was last measured, and, where it is so, ``params.replaced`` (paths under which another Variable stands than at first),
+    ``optimizer.selects_nothing`` with ``optimizer.wrt`` (the filter's name) and ``loop.traced`` (that there were tracers).
 
     Args:
       every: interval in steps, None for the monitor's, ``"auto"`` for one under its budget.
@@ -38,13 +41,14 @@ class ParamProbe(Callback):
     bytes a leaf are copied. With ``xxh3`` the call waits for the step to finish, since the bytes are hashed where they lie.
     """
 
-    provides = ("params.*", "loop.steps")
+    provides = ("params.*", "loop.steps", "loop.traced", "optimizer.selects_nothing", "optimizer.wrt")
 
     def __init__(self, *, every: Every = None, fingerprints: str | None = "auto") -> None:
         check_every(every, "ParamProbe")
         self.every = every
         self._group = Group("params", fingerprints=fingerprints, trained=self._trained)
         self._optimizer: Any = None
+        self._filter = Same()
         self._selects_nothing = False
         self._wrt = ""
 
@@ -53,10 +57,14 @@ class ParamProbe(Callback):
         if ctx.model is None:
             return
         self._optimizer = ctx.optimizer if isinstance(ctx.optimizer, nnx.Optimizer) else None
+        if self._filter.turn_to(None if self._optimizer is None else self._optimizer.wrt):
+            self._group.renew()  # another optimizer, as in staged freezing, trains other leaves
         if is_watched(ctx.optimizer) and ctx.optimizer.evidence.hashing:
             self._group.probe.prefer("mix64")  # those that `watch` takes inside the step
-        ctx.later.append(self._group.enqueue(ctx.model, self._extra))
-        self._optimizer = None  # hold nothing of the user's between steps
+        try:
+            ctx.later.append(self._group.enqueue(ctx.model, self._extra))
+        finally:
+            self._optimizer = None  # hold nothing of the user's between steps
         ctx.values["loop.steps"] = ctx.steps
 
     def _extra(self, sample: Sample, table: Leaves) -> Mapping[str, Any]:

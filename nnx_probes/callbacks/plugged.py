@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nnx_probes.callbacks.base import Callback, Context
@@ -15,6 +15,9 @@ from nnx_probes.host.pace import Pace
 from nnx_probes.host.record import Record
 
 __all__ = ["Plugged"]
+
+_BEFORE = -(2**62)
+"""Before any step."""
 
 _log = logging.getLogger("nnx_probes")
 
@@ -39,7 +42,8 @@ class Plugged:
         self.costs_s: dict[int, float] = {}
         self.rest_s = 0.0
         self.failures: dict[str, int] = {}
-        self.next_due = -(2**62) if self._slots else 2**62
+        self.next_due = _BEFORE if self._slots else 2**62
+        self._stride_known = False
 
     def due(self, step: int) -> list[int]:
         """Returns the positions of the callbacks that are due at `step`."""
@@ -49,12 +53,17 @@ class Plugged:
         """Whether a probe that is to be timed comes within two steps: the one before it is timed too."""
         return any(pace.timed and pace.due <= step + 2 * stride for _, pace in self._slots)
 
+    def prepared(self, due: list[int]) -> bool:
+        """Whether one of those at these positions prepares the step it is due at, so that the step measures itself."""
+        return any(type(self._slots[i][0]).before_due is not Callback.before_due for i in due)
+
     def hurries(self) -> bool:
         """Whether a callback asks for the next step."""
         return any(callback.again for callback, _ in self._slots)
 
     def restart(self) -> None:
-        """Makes every callback due at the next step, whatever its number."""
+        """Makes every callback due at the next step, whatever its number; by how much steps grow is seen anew."""
+        self._stride_known = False
         for _, pace in self._slots:
             pace.restart()
 
@@ -63,7 +72,7 @@ class Plugged:
 
         Args:
           step: the step just completed.
-          stride: by how much the loop's steps grow.
+          stride: by how much the loop's steps grow, 1 where that is not known.
           model: what the next step will be about.
           optimizer: likewise.
 
@@ -75,7 +84,8 @@ class Plugged:
                 until = max(1, -(-(pace.due - step) // stride))
                 ctx = Context(step, model=model, optimizer=optimizer, every=pace.every, until=until, stride=stride)
                 self._call(callback, "before_due", ctx)
-        if self.hurries():
+        known, self._stride_known = self._stride_known, step > _BEFORE
+        if self.hurries() or not known:  # the next step shows by how much they grow
             return step + 1
         quiet = (pace.due - stride * max(callback.lead, 2 * pace.timed) for callback, pace in self._slots)
         return min(self.next_due, max(step + stride, min(quiet, default=2**62)))
@@ -151,7 +161,12 @@ class Plugged:
         """Returns what the callbacks add to a record in which parameters stand still."""
         more: dict[str, Any] = {}
         for callback, _ in self._slots:
-            more.update(self._call(callback, "explain", record, history) or {})
+            found = self._call(callback, "explain", record, history)
+            if isinstance(found, Mapping):
+                more.update(found)
+            elif found is not None:
+                error = TypeError(f"expected a mapping of names to values, got {type(found).__name__}")
+                self.note(f"{type(callback).__name__}.explain", error)
         return more
 
     def note(self, what: str, error: Exception) -> None:

@@ -60,6 +60,12 @@ class Evidence:
         self.ahead = False
         self._live: Any = None
 
+    def anew(self, optimizer: Any) -> Evidence:
+        """Returns the evidence of a copy, `optimizer`, that is to train apart from the original."""
+        fresh = Evidence(self.layout, self.model, inside=self.inside, hashing=self.hashing)
+        fresh.belongs_to(optimizer)
+        return fresh
+
     def note(self, inner: Any, traced: bool) -> None:
         """Counts one run of ``update`` by the optimizer `inner`."""
         if not traced:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from nnx_probes.device.flow import Layout, Slot
 from nnx_probes.device.leaves import key_name
-from nnx_probes.device.slots import param_slots
+from nnx_probes.device.slots import Params
 from nnx_probes.errors import ArgumentTypeError
 
 __all__ = ["Handed"]
@@ -19,11 +19,15 @@ __all__ = ["Handed"]
 class Handed:
     """Measures pytrees of gradients and updates against the live parameters; compiles once a structure."""
 
+    def __init__(self) -> None:
+        self._params = Params()
+
     def enqueue(self, model: Any, optimizer: Any, grads: Any, updates: Any) -> tuple[Layout, jax.Array]:
         """Queues the measurement; returns what its words mean, and them.
 
         The live parameters have been updated already, so ``p + u == p`` is asked of the new ones: it holds wherever the
-        update was absorbed, and elsewhere only where adding it a second time would be.
+        update was absorbed, and elsewhere only where adding it a second time would be. Where they cannot be read (donated,
+        traced) gradients and updates are measured alone.
 
         Raises:
           ArgumentTypeError: neither holds an array.
@@ -35,14 +39,15 @@ class Handed:
             raise ArgumentTypeError(
                 "grads= and updates= hold no jax.Array: expected what nnx.grad or optimizer.update returned."
             )
-        slots, params = param_slots(model, wrt) if isinstance(model, nnx.Pytree) else ((), [])
+        slots, params = self._params.read(model, wrt) if isinstance(model, nnx.Pytree) else ((), [])
         known = {slot.parts: (slot, x) for slot, x in zip(slots, params, strict=True)}
+        p: list[Any] | None = None
         if all(parts in known and known[parts][0].shape == tuple(x.shape) for parts, x in first.items()):
             layout = Layout([known[parts][0] for parts in first])
-            p = [known[parts][1] for parts in first]
+            live = [known[parts][1] for parts in first]
+            p = live if all(map(_readable, live)) else None
         else:
             layout = Layout([Slot(parts, tuple(x.shape), str(x.dtype)) for parts, x in first.items()])
-            p = None
         rows = [None if not xs or xs.keys() != first.keys() else list(xs.values()) for xs in (g, u)]
         return layout, _measure(layout, rows[0], p, rows[1])
 
@@ -50,6 +55,10 @@ class Handed:
 @functools.partial(jax.jit, static_argnums=0)
 def _measure(layout: Layout, grads: Any, params: Any, updates: Any) -> jax.Array:
     return layout.measure(grads, params, updates)
+
+
+def _readable(x: Any) -> bool:
+    return not isinstance(x, jax.core.Tracer) and not (isinstance(x, jax.Array) and x.is_deleted())
 
 
 def _arrays(tree: Any) -> dict[tuple[Any, ...], Any]:

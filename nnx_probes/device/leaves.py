@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnx_probes.errors import ArgumentTypeError
 
-__all__ = ["Leaf", "Rest", "Tree", "dotted", "is_array", "key_name", "reaches", "split_arrays"]
+__all__ = ["Leaf", "Rest", "Tree", "dotted", "is_array", "key_name", "objects", "reaches", "split_arrays"]
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -196,6 +196,11 @@ class Tree:
         by_path = {leaf.path: i for leaf, i in zip(self.leaves, now, strict=True) if leaf.variable is not None}
         self._first = self._first or by_path
         self.replaced = tuple(path for path, i in by_path.items() if self._first.get(path, i) != i)
+
+
+def objects(source: Any) -> tuple[list[Any], Any]:
+    """Returns the Variables and other leaves of `source`, one for each path, and a structure to compare with another one."""
+    return _flatten(source, _has_cycle(source))
 
 
 def _flatten(source: Any, cyclic: bool) -> tuple[list[Any], Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from flax import nnx
 
 from nnx_probes.device.leaves import dotted
+from nnx_probes.device.same import Same
 
 __all__ = ["Modes", "Switch"]
 
@@ -38,7 +39,7 @@ class Modes:
     """
 
     def __init__(self) -> None:
-        self._model: int | None = None
+        self._model = Same()
         self._found: list[tuple[str, str, weakref.ref[Any]]] = []
         self._reads = 0
 
@@ -51,7 +52,8 @@ class Modes:
             return None
         modules = [ref() for _, _, ref in self._found]
         self._reads += 1
-        if self._model != id(model) or self._reads > _READS or any(m is None for m in modules):
+        other = self._model.turn_to(model)
+        if other or self._reads > _READS or any(m is None for m in modules):
             self._walk(model)
             modules = [ref() for _, _, ref in self._found]
         found = []
@@ -62,7 +64,7 @@ class Modes:
         return found
 
     def _walk(self, model: Any) -> None:
-        self._model, self._reads, self._found = id(model), 0, []
+        self._reads, self._found = 0, []
         for path, module in nnx.iter_modules(model):
             own = vars(module)
             name = "use_running_average" if "use_running_average" in own else "deterministic"

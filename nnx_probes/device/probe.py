@@ -119,15 +119,16 @@ class Probe:
         unreadable = {leaf.path: why for leaf, x in zip(self.tree.leaves, arrays, strict=True) if (why := _why_not(x))}
         sample = _blank(self.tree, unreadable, hashing=self._method is not None)
         usable = [i for i, leaf in enumerate(self.tree.leaves) if leaf.path not in unreadable]
-        if self._method == "auto":
-            self._method = choose_method([arrays[i] for i in usable])
-        texts = list(sample.fingerprints)
         on_device = [i for i in usable if isinstance(arrays[i], jax.Array)]
+        method = choose_method([arrays[i] for i in on_device]) if self._method == "auto" else self._method
+        if on_device:
+            self._method = method  # for good; while nothing can be read it may yet turn out otherwise
+        texts = list(sample.fingerprints)
         on_host = sorted(set(usable).difference(on_device))
         for i in on_host:
             _scatter(sample, [i], _measure_host(arrays[i]))
         parts, traced = [], set[int]()
-        program = self._program(self._method == "mix64")
+        program = self._program(method == "mix64")
         placed = _by_devices(arrays, on_device)
         for rows in ([group[i] for i in part] for group in placed for part in shares([arrays[i] for i in group])):
             chosen = [arrays[i] for i in rows]
@@ -139,8 +140,8 @@ class Probe:
                 parts.append((rows, specs, program, packed))
         unreadable.update((self.tree.leaves[i].path, TRACED) for i in traced)
         waited_s = 0.0
-        if self._method is not None:
-            hashed = [i for i in (usable if self._method == "xxh3" else on_host) if i not in traced]
+        if method is not None:
+            hashed = [i for i in (usable if method == "xxh3" else on_host) if i not in traced]
             waited_s = seconds_until_ready(arrays[i] for i in hashed)
             for i, text in zip(hashed, xxh3_texts([arrays[i] for i in hashed]), strict=True):
                 texts[i] = text

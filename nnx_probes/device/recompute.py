@@ -10,7 +10,7 @@ from flax import nnx
 
 from nnx_probes.device.flow import Layout
 from nnx_probes.device.leaves import Rest, split_arrays
-from nnx_probes.device.slots import param_slots
+from nnx_probes.device.slots import Params
 
 __all__ = ["Recompute"]
 
@@ -24,13 +24,14 @@ class Recompute:
 
     def __init__(self, loss_fn: Callable[..., Any]) -> None:
         self._loss_fn = loss_fn
+        self._params = Params()
         self._program = jax.jit(self._measure, static_argnums=(0, 1, 2))
 
     def enqueue(self, model: Any, wrt: Any, batch: Any) -> tuple[Layout, jax.Array]:
         """Queues one forward and backward pass; returns what its words mean, and them. Changes nothing of the model."""
         graphdef, *states = nnx.split(model, wrt, ...)
         params, rest = states
-        slots, _ = param_slots(model, wrt)
+        slots, _ = self._params.read(model, wrt)
         layout = Layout(slots)
         arrays, others = split_arrays(batch)
         words: jax.Array = self._program(graphdef, layout, others, nnx.as_pure(params), nnx.as_pure(rest), arrays)

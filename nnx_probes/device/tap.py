@@ -105,7 +105,8 @@ class Tap:
             return True
         if self.evidence.live() is not self:  # a clone or a deep copy is what trains now
             self.evidence.belongs_to(self)
-            self.evidence.whence = ""
+            if self.evidence.whence != LIVE:  # a step that is compiled already is not traced again for the copy
+                self.evidence.whence = ""
         if self.evidence.ahead:
             return False
         if self.evidence.whence == LIVE:
@@ -148,10 +149,10 @@ class Tap:
         """With ``when="inside"``: measures the updates for which ``optimizer.step % every == remainder``."""
         state, evidence = vars(self).get("probe_state"), self.evidence
         if state is not None and evidence.inside and (every, remainder) != (evidence.interval, evidence.remainder):
-            evidence.interval, evidence.remainder = every, remainder
             words = np.array(jax.device_get(state.get_value()))
             words[1:_HEAD] = every, remainder
             state.set_value(jax.device_put(words))
+            evidence.interval, evidence.remainder = every, remainder
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +217,9 @@ def watch(
       UserWarning: ``wrt`` selects no parameter of `model`.
 
     Numbers: on one device, losses, parameters and optimizer state stay bit-equal to those of the unwatched run (tested, 9
-    optimizers, float32 and bfloat16). XLA may contract the optimizer's multiply-adds of a measured step in another way, which
-    can change a last bit: seen in Adam's first moment of a BatchNorm scale (losses and parameters stayed equal), and where
-    parameters are spread over several devices. `GradientProbe` with a loss function never touches the step.
+    optimizers, float32 and bfloat16, 8 kinds of layers). XLA may contract the multiply-adds of a measured step in another
+    way, which can change a last bit: seen with a convolution's kernel under Muon, and where parameters are spread over
+    several devices. `GradientProbe` with a loss function never touches the step.
 
     Cost: armed, nothing on steps that are not due and 12 passes over the parameters' bytes on those that are; inside, the
     same, and on the CPU backend XLA's branch makes every small step slower (by 40 % in a 4-layer perceptron).
@@ -260,8 +261,10 @@ def _blank(evidence: Evidence) -> np.ndarray:
 
 
 def _words(evidence: Evidence, before: jax.Array, count: jax.Array, seen: Seen, lanes: Any) -> jax.Array:
+    grads, params, updates = _aside(seen.grads), _aside(seen.params), _aside(seen.updates)
+
     def measured() -> jax.Array:
-        return _packed(evidence.layout, count, before[1:_HEAD], seen.grads, seen.params, seen.updates, lanes)
+        return _packed(evidence.layout, count, before[1:_HEAD], grads, params, updates, lanes)
 
     if before.shape != _blank(evidence).shape:
         return before
@@ -269,6 +272,17 @@ def _words(evidence: Evidence, before: jax.Array, count: jax.Array, seen: Seen, 
         return measured()
     due = count.astype(jnp.uint32) % jnp.maximum(before[1], 1) == before[2]
     return jnp.asarray(lax.cond(due, measured, lambda: before))
+
+
+def _aside(arrays: list[Any] | None) -> list[Any] | None:
+    """The same arrays with an axis of size 1 at the end, so that measuring leaves the optimizer's last bits as they are.
+
+    XLA moves a reshape of a gradient (of a kernel with one output, of a normalisation's scale) past the optimizer's
+    multiplications, and then contracts other multiply-adds, only where nobody else reads the reshaped gradient. A reshape of
+    ours is folded into the one before it and reads what that one read. It has to come before any branch, whose operands
+    would be such readers.
+    """
+    return None if arrays is None else [x.reshape(*x.shape, 1) for x in arrays]
 
 
 def _packed(layout: Layout, count: Any, which: Any, grads: Any, params: Any, updates: Any, lanes: Any) -> jax.Array:

@@ -11,6 +11,7 @@ import numpy as np
 
 from nnx_probes.host.alert import Level
 from nnx_probes.host.clock import Clock
+from nnx_probes.host.constants import Constants
 from nnx_probes.host.motion import Motion
 from nnx_probes.host.record import Record
 from nnx_probes.host.trial import Trial
@@ -58,6 +59,7 @@ class History:
       raised: slug of each rule whose episode is going on -> the highest level it has had.
       said: paths of all alerts so far.
       windows: the last values per leaf of gradients, updates and activations.
+      constants: leaves that hold NaN or Inf by design.
       marked_at: step of the last announced event, None before the first.
       moving_without_optimizer: probes in a row in which parameters moved, and its step or all of the optimizer did not.
     """
@@ -76,22 +78,29 @@ class History:
     said: set[str] = field(default_factory=set)
     moving_without_optimizer: int = 0
     windows: Windows = field(default_factory=Windows)
+    constants: Constants = field(default_factory=Constants)
     marked_at: int | None = None
     _updates: int = 0
     _series: dict[str, deque[tuple[int, float]]] = field(default_factory=dict)
+    _since: dict[str, int] = field(default_factory=dict)
     _first: dict[str, float] = field(default_factory=dict)
+    _first_ever: dict[str, float] = field(default_factory=dict)
+    _newest: int | None = None
+    _resumed_at: int | None = None
+    _ahead: int | None = None
 
     def __post_init__(self) -> None:
         self.clock = Clock(total_steps=self.facts.total_steps)
 
     def observe(self, record: Record) -> None:
         """Folds in the next record."""
+        self._arrive(record)
         updates = int(record.get("loop.steps", 1))
         if self.last is not None and "params.fingerprint" in self.last:
             self.before = self.last
         if "params.fingerprint" in record:
             updates = self.clock.advance(record)
-            _fold(self.params, record, "params", updates)
+            _fold(self.params, record, "params", updates, counted=self._counts_each_step(record))
             self.params.replace(record.get("params.replaced", ()))
         if "optimizer.fingerprint" in record:
             _fold(self.optimizer, record, "optimizer", 0)
@@ -102,6 +111,7 @@ class History:
         same = "params.fingerprint" in record and int(record.get("loop.steps", 1)) == own
         self._updates = updates if same else own
         self.windows.observe(record, self._updates)
+        self.constants.observe(record)
         self._remember(record, record.values)
         self.records += 1
         self.began = record.step if self.began is None else self.began
@@ -119,8 +129,10 @@ class History:
     def _remember(self, record: Record, values: Mapping[str, Any]) -> None:
         for name, value in (*_scalars(values), *_totals(values)):
             self._series.setdefault(name, deque(maxlen=_KEPT)).append((record.step, value))
+            self._since[name] = self._since.get(name, 0) + 1
             if np.isfinite(value):
                 self._first.setdefault(name, value)
+                self._first_ever.setdefault(name, value)
         self.last = record
         found = Trial.read(record)
         if found is not None:
@@ -134,11 +146,32 @@ class History:
         self.marked_at = step
         self.before = self.last = None
         self.windows.forget()
+        self.constants.forget()
         self.params.forget()
         self.clock.forget()
         self._series.pop("optimizer.step", None)
         self._first.clear()
+        self._since.clear()
+        self._resumed_at = None
         self.moving_without_optimizer = 0
+        self._ahead = step if self._newest is None or step > self._newest else None
+
+    def _arrive(self, record: Record) -> None:
+        """An event that was announced ahead begins at its own step, unless the run has started over before."""
+        if any(name.startswith("eval.") for name in record.values):
+            return  # evaluations may be counted otherwise, by epochs for example
+        step, newest, ahead = record.step, self._newest, self._ahead
+        self._newest = step
+        if ahead is not None and step >= ahead:
+            self.forget(ahead)
+        elif newest is not None and step < newest:
+            self._ahead = None
+        if self._resumed_at is None:
+            self._resumed_at = step
+
+    def _counts_each_step(self, record: Record) -> bool:
+        now, then = record.get("optimizer.step"), None if self.before is None else self.before.get("optimizer.step")
+        return now is not None and then is not None and bool(now - then == record.get("loop.steps", 1))
 
     def _compare_movement(self, record: Record) -> None:
         if self.params.probes < 2 or self.optimizer.probes < 2:
@@ -163,16 +196,33 @@ class History:
     def since_mark(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the part of `series` that lies after the last announced event."""
         steps, values = self.series(name)
-        keep = steps > self.marked_at if self.marked_at is not None else slice(None)
-        return steps[keep], values[keep]
+        known = min(self._since.get(name, 0), len(steps))  # by position: after a restart steps are counted from before
+        return steps[len(steps) - known :], values[len(values) - known :]
 
     def first(self, name: str) -> float | None:
         """Returns the first finite value a scalar had since the last announced event, None if there was none."""
         return self._first.get(name)
 
+    def scale(self, name: str) -> float | None:
+        """Returns the larger magnitude of the first finite value of all and the first since the last announced event.
 
-def _fold(motion: Motion, record: Record, group: str, updates: int) -> None:
-    motion.observe(record.step, record.leaves[group], record.values[f"{group}.fingerprint"], updates)
+        What is small beside it is small for this run, also where the event came when it was already: a change of the learning
+        rate after the loss has converged.
+        """
+        firsts = [abs(values[name]) for values in (self._first, self._first_ever) if name in values]
+        return max(firsts, default=None)
+
+    @property
+    def origin(self) -> int | None:
+        """The step from which a warm-up counts: that of the first record, or the one after the last announced event."""
+        if self.marked_at is None:
+            return self.began
+        return min(self.marked_at + 1, self.marked_at + 1 if self._resumed_at is None else self._resumed_at)
+
+
+def _fold(motion: Motion, record: Record, group: str, updates: int, *, counted: bool = False) -> None:
+    texts = record.values[f"{group}.fingerprint"]
+    motion.observe(record.step, record.leaves[group], texts, updates, counted=counted)
 
 
 def _totals(values: Mapping[str, Any]) -> list[tuple[str, float]]:

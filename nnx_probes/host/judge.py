@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from nnx_probes.host.alert import MAX_PATHS, Alert, Level
@@ -19,6 +20,10 @@ QUIET_PROBES = 64
 """Probes without a finding after which an episode is over and may be told again."""
 
 _log = logging.getLogger("nnx_probes")
+_FAILED = {
+    "history": "a record could not be added to what is known of the run",
+    "causes": "the causes of an alert could not be found",
+}
 
 
 @dataclass
@@ -37,7 +42,9 @@ class Judge:
 
     Attributes:
       history: the fold the rules see.
-      broken: slug of each rule that raised -> how often. A broken rule is left out from then on.
+      broken: slug of each rule that raised -> how often; ``"history"`` where a record could not be folded in, ``"causes"``
+        where an alert could not be explained. A broken rule is left out from then on, the other two are tried again.
+      lost: what kept the last record from being folded into the history, None where nothing did.
     """
 
     def __init__(self, rules: Sequence[Rule], facts: Facts | None = None) -> None:
@@ -46,13 +53,21 @@ class Judge:
         self.broken: dict[str, int] = {}
         self._episodes: dict[str, _Episode] = {}
         self._tried: dict[str, set[str]] = {}
+        self._off: set[str] = set()
+        self.lost: Exception | None = None
 
     def observe(self, record: Record) -> bool:
         """Takes in a record. Returns whether a trial of the optimizer would help to judge it."""
-        self.history.observe(record)
-        if "params.fingerprint" not in record:
-            return False
-        return any([self._asks(rule, record) for rule in self.rules if isinstance(rule, FrozenParams)])
+        self.lost = None
+        with self._guarded("history"):
+            self.history.observe(record)
+        asks = False
+        if "params.fingerprint" in record and self.lost is None:
+            for rule in self.rules:
+                if isinstance(rule, FrozenParams) and rule.slug not in self._off:
+                    with self._guarded(rule.slug, rule):
+                        asks |= self._asks(rule, record)
+        return asks
 
     def _asks(self, rule: FrozenParams, record: Record) -> bool:
         """Whether leaves are under suspicion that were not at the last trial, or any while nothing has been said of them."""
@@ -65,22 +80,39 @@ class Judge:
 
     def verdicts(self, record: Record) -> list[Alert]:
         """Returns the new alerts about the record observed last, with causes."""
-        self.history.learn(record)
+        if self.lost is None:
+            with self._guarded("history"):
+                self.history.learn(record)
         alerts = []
         for rule in self.rules:
             adversarial = rule.descends and self.history.facts.objective == "adversarial"
-            if rule.slug in self.broken or adversarial or not rule.can_judge(record):
+            if rule.slug in self._off or adversarial:
                 continue
-            try:
-                found = rule.check(record, self.history)
-                alert = self._episode(rule, found)
-                if alert is not None:
+            alert = None
+            with self._guarded(rule.slug, rule):
+                alert = self._episode(rule, rule.check(record, self.history)) if rule.can_judge(record) else None
+            if alert is not None:
+                with self._guarded("causes"):  # the alert goes out without them where this fails
                     alert = diagnose(alert, record, self.history)
-                    alerts.append(replace(alert, paths=alert.paths[:MAX_PATHS]))
-            except Exception as error:  # a rule, perhaps a user's: it must not end a training run
-                self.broken[rule.slug] = self.broken.get(rule.slug, 0) + 1
-                _log.warning("rule %s failed and is switched off: %s: %s", rule.slug, type(error).__name__, error)
+                alerts.append(replace(alert, paths=alert.paths[:MAX_PATHS]))
         return alerts
+
+    @contextlib.contextmanager
+    def _guarded(self, name: str, rule: Rule | None = None) -> Iterator[None]:
+        """What goes wrong, perhaps in a rule of a user's, is counted and said once: it must not end a training run."""
+        try:
+            yield
+        except Exception as error:
+            if name == "history" and rule is None:
+                self.lost = error
+            elif rule is not None and self.lost is not None:
+                return  # it was asked about a past that lacks this record: that is counted already, and not its fault
+            self.broken[name] = self.broken.get(name, 0) + 1
+            if rule is not None:
+                self._off.add(name)
+            if self.broken[name] == 1:
+                what = f"rule {name} failed and is switched off" if rule is not None else _FAILED[name]
+                _log.warning("%s: %s: %s", what, type(error).__name__, error)
 
     def mark(self, step: int) -> None:
         """Takes note of an announced event: what it explains is not held against the run."""

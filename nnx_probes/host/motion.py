@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,9 +26,11 @@ class Motion:
       moved: bool[n], whether each leaf ever changed.
       changed: bool[n], whether each leaf changed between the last two records.
       probes: records seen.
+      renewed: whether the last record has other leaves than the one before, or other ones of them are trained.
       returned_to: step at which the current state of the trained leaves was seen before, although it was
         another one in between; None if it is new.
-      returns: how often that happened.
+      returns: how often that happened; not counted is a cycle of two states in which the optimizer went on, as a sign
+        optimizer's near its optimum.
     """
 
     leaves: Leaves | None = None
@@ -37,15 +39,29 @@ class Motion:
     moved: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     changed: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
     probes: int = 0
+    renewed: bool = False
     returned_to: int | None = None
     returns: int = 0
     _last: dict[str, str] = field(default_factory=dict)
     _seen: OrderedDict[int, int] = field(default_factory=OrderedDict)
     _digest: int | None = None
+    _cycling: bool = False
     _replaced: set[str] = field(default_factory=set)
+    _recent: deque[int] = field(default_factory=lambda: deque(maxlen=4))
 
-    def observe(self, step: int, leaves: Leaves, fingerprints: tuple[str, ...], updates: int) -> None:
-        """Folds in one record; `updates` is the number of effective updates since the previous one."""
+    def observe(
+        self, step: int, leaves: Leaves, fingerprints: tuple[str, ...], updates: int, *, counted: bool = False
+    ) -> None:
+        """Folds in one record.
+
+        Args:
+          step: of the record.
+          leaves: the group's leaves.
+          fingerprints: one text a leaf.
+          updates: effective updates since the previous one.
+          counted: whether the optimizer counted each step since the previous one.
+        """
+        self.renewed = self.leaves is not None and leaves is not self.leaves and leaves != self.leaves
         if leaves is not self.leaves:
             self._adopt(leaves, step)
         now = dict(zip(leaves.paths, fingerprints, strict=True))
@@ -58,7 +74,7 @@ class Motion:
         self.moved = self.moved | self.changed
         self._last = now
         self.probes += 1
-        self._note_return(step, leaves, fingerprints)
+        self._note_return(step, leaves, fingerprints, counted)
 
     def _adopt(self, leaves: Leaves, step: int) -> None:
         old = {p: i for i, p in enumerate(self.leaves.paths)} if self.leaves is not None else {}
@@ -74,12 +90,21 @@ class Motion:
         )
         self.leaves = leaves
 
-    def _note_return(self, step: int, leaves: Leaves, fingerprints: tuple[str, ...]) -> None:
+    def _note_return(self, step: int, leaves: Leaves, fingerprints: tuple[str, ...], counted: bool) -> None:
         digest = hash(tuple(f for f, t in zip(fingerprints, leaves.trained, strict=True) if t))
         self.returned_to = None
+        self._recent.append(digest)
         if digest != self._digest and self._digest is not None and digest in self._seen:
-            self.returned_to = self._seen[digest]
-            self.returns += 1
+            states = tuple(self._recent)
+            cycling = counted and len(states) == 4 and states[:2] == states[2:]
+            if not cycling:
+                self.returned_to = self._seen[digest]
+                self.returns += 1
+            elif not self._cycling:
+                self.returns -= 1  # the return before was the cycle's first
+            self._cycling = cycling
+        else:
+            self._cycling = False
         self._digest = digest
         self._seen.setdefault(digest, step)
         if len(self._seen) > _REMEMBERED:
@@ -95,7 +120,8 @@ class Motion:
     def forget(self) -> None:
         """Drops the states seen so far, so that coming back to one is no finding."""
         self._seen.clear()
-        self._digest, self.returned_to, self.returns = None, None, 0
+        self._recent.clear()
+        self._digest, self.returned_to, self.returns, self._cycling = None, None, 0, False
 
     def stands(self) -> bool:
         """Whether all trained leaves have stood still since the record before the last at least."""

@@ -19,7 +19,7 @@ class Leaves:
     """The leaves of one group: the row names of every per-leaf value.
 
     Attributes:
-      group: ``"params"``, ``"optimizer"``, ``"grads"``, ``"updates"``, ``"metrics"`` or ``"batch"``.
+      group: ``"params"``, ``"optimizer"``, ``"grads"``, ``"updates"``, ``"metric_arrays"`` or ``"batch"``.
       paths: one dotted path a leaf, unique within the group.
       kinds: the Variable type's name (``"Param"``, ``"BatchStat"``), ``"array"`` for plain arrays.
       shapes, dtypes: as of the last walk.

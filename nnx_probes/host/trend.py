@@ -87,10 +87,10 @@ def plateau(history: History, *, steps: int, probes: int, warm_up: float) -> Pla
     seen, losses = history.since_mark("loss")
     good = np.isfinite(losses)
     seen, losses = seen[good], losses[good]
-    if len(seen) < probes or history.began is None:
+    origin = history.origin
+    if len(seen) < probes or origin is None:
         return None
     first = min(len(seen) - probes, int(np.searchsorted(seen, seen[-1] - steps, side="right")))
-    origin = history.began if history.marked_at is None else history.marked_at + 1
     total = history.facts.total_steps
     warm = _WARM_UP if total is None else max(1, int(warm_up * total))
     known = int(seen[0]) <= int(seen[-1]) - steps + 1  # the losses that are kept reach back far enough
@@ -117,8 +117,8 @@ def stands(losses: Sequence[float]) -> bool:
 
 
 def converged(history: History) -> bool:
-    """Whether the loss is at most 1e-6 of its first value."""
-    first, (_, losses) = history.first("loss"), history.since_mark("loss")
+    """Whether the loss is at most 1e-6 of its first value, of the run or since the last announced event."""
+    first, (_, losses) = history.scale("loss"), history.series("loss")
     if first is None or len(losses) < 2:
         return False
-    return bool(abs(losses[-1]) <= _CONVERGED * abs(first) and abs(losses[-1]) < abs(first))
+    return bool(abs(losses[-1]) <= _CONVERGED * first and abs(losses[-1]) < first)

@@ -46,8 +46,7 @@ class Windows:
     def extend(self, values: Mapping[str, Any], updates: int) -> None:
         """Appends values, one row a leaf of the tables taken last, that lie `updates` after those before."""
         for name, value in values.items():
-            group = name.partition(".")[0]
-            if group in self.leaves and isinstance(value, np.ndarray) and value.ndim == 1:
+            if self._has_a_row_for_each_leaf(name, value):
                 kept = self._values.setdefault(name, deque(maxlen=_KEPT))
                 back = (kept[-1][1] == 0) & (value != 0) if kept else np.zeros(len(value), bool)
                 self._back[name] = self._back.get(name, back) | back
@@ -55,6 +54,12 @@ class Windows:
                 with np.errstate(invalid="ignore"):
                     largest = np.abs(value.astype(np.float64))
                     self._ever[name] = np.fmax(self._ever[name], largest) if name in self._ever else largest
+
+    def _has_a_row_for_each_leaf(self, name: str, value: Any) -> bool:
+        """A callback of the user's may put an array of another length, or of texts, under a group's name."""
+        table = self.leaves.get(name.partition(".")[0])
+        rows = table is not None and isinstance(value, np.ndarray) and value.shape == (len(table),)
+        return rows and value.dtype.kind not in "OSUMm"
 
     def forget(self) -> None:
         """Starts anew."""

@@ -159,6 +159,8 @@ class _Repeat:
                         judge.history.raised[alert.rule] = alert.level
                         judge.history.said.update(alert.paths)
                 found = judge.verdicts(record)
+                if judge.lost is not None:
+                    raise judge.lost
             except Exception as error:  # a line may be sound and its content impossible
                 failed.append((line, f"cannot be judged: {type(error).__name__}: {error!s:.100}"))
             self._probes += 1
@@ -186,7 +188,8 @@ class _Repeat:
         written_by = versions.get("nnx-probes") if isinstance(versions, Mapping) else None
         if self._header is not None and written_by != __version__:
             self._notes.append(f"The file was written by nnx-probes {written_by}, and this is {__version__}.")
-        self._notes += [f"The rule {slug} failed and was left out from then on." for slug in judge.broken]
+        broken = [rule.slug for rule in judge.rules if rule.slug in judge.broken]
+        self._notes += [f"The rule {slug} failed and was left out from then on." for slug in broken]
         first, last = self._steps or (None, None)
         return RunReplay(
             run=self._run,

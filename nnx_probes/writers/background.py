@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -39,7 +40,13 @@ class Background:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = self._stalled = self._lagging = False
+        self._process = os.getpid()
         self.dropped = 0
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether this is a forked child, into which the thread did not come along: the parent writes what waits."""
+        return os.getpid() != self._process
 
     def submit(self, task: Callable[[], None], *, droppable: bool = False) -> Ticket | None:
         """Queues `task`, which must not raise; returns its ticket, or ``None`` if it was dropped."""
@@ -83,6 +90,8 @@ class Background:
 
         Later tasks are dropped. May be called again.
         """
+        if self.orphaned:
+            return 0
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

@@ -214,7 +214,7 @@ class Fanout:
 
         `landed` is set after the first outlet, and waited for briefly.
         """
-        if not self._outlets:
+        if not self._outlets or self._background.orphaned:
             return True
 
         def task() -> None:

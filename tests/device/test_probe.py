@@ -237,3 +237,25 @@ def test_a_run_traces_each_measuring_program_once_also_across_eval_and_replaced_
             run.model.eval() if step % 2 else run.model.train()
     assert [c._group.probe.traces for c in (callbacks[0], callbacks[1], callbacks[3])] == [1, 1, 1]
     assert callbacks[2]._loss.probe.traces == 1
+
+
+# --- which method "auto" is ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["deleted", "host", "nothing"])
+def test_what_auto_means_is_settled_by_the_first_device_array_that_can_be_read(monkeypatch, first):
+    def elsewhere(arrays):  # what `choose_method` says where the device is no CPU
+        return "mix64" if any(isinstance(x, jax.Array) for x in arrays) else "xxh3"
+
+    monkeypatch.setattr(probe_module, "choose_method", elsewhere)
+    source = {"deleted": {"w": jnp.ones(3)}, "host": {"w": np.ones(3)}, "nothing": {}}[first]
+    if first == "deleted":
+        source["w"].delete()
+    probe = Probe(lambda: source, may_be_empty=True)
+    before = probe.enqueue().fetch().fingerprints
+    assert not any(text.startswith("mix64:") for text in before)
+    for source in ({"w": jnp.ones(3)}, {"w": np.ones(3)}, {"w": jnp.ones(3)}):
+        (text,) = probe.enqueue().fetch().fingerprints
+        assert text.startswith("mix64:" if isinstance(source["w"], jax.Array) else "xxh3:")
+    probe.prefer("xxh3")
+    assert probe.enqueue().fetch().fingerprints == (text,)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from nnx_probes.device.slots import param_slots
+from nnx_probes.device.slots import Params
 from nnx_probes.device.stacked import layer_axes
 
 DEPTH = 4
@@ -162,7 +162,7 @@ def test_what_is_no_module_has_no_stacks(value):
 
 
 def test_parameters_know_their_axis_and_their_rows():
-    slots, arrays = param_slots(stack(Block), nnx.Param)
+    slots, arrays = Params().read(stack(Block), nnx.Param)
     by_path = {slot.parts: slot for slot in slots}
     assert by_path["gamma",].axis == by_path["lin", "kernel"].axis == 0 and by_path["gamma",].rows == DEPTH
     assert [slot.shape for slot in slots] == [x.shape for x in arrays]

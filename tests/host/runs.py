@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from builders import flow, leaves, numbers, params
 
@@ -46,6 +48,13 @@ def both_move(s):
     return (f"a{s}", f"b{s}")
 
 
+def remembering(record):
+    """The same record with L-BFGS's memory in the place of Adam's moments."""
+    table = record.leaves["optimizer"]
+    paths = tuple(path.replace("mu.a", "opt_state.0.diff_params_memory.a") for path in table.paths)
+    return replace(record, leaves={**record.leaves, "optimizer": replace(table, paths=paths)})
+
+
 def standstills():
     """What `frozen_params`, `lost_update` and `optimizer_reset` are explained by."""
     yield still(opt=lambda s: dict(step=0))
@@ -59,14 +68,17 @@ def standstills():
     yield still(opt=lambda s: dict(step=s, learning_rate=0.0), facts=Facts(total_steps=20), **no_rate)
     yield still(opt=moving, **trial((0, 0), later=0, earlier=1))
     yield still(opt=counting, **no_rate)
+    records, facts = still(opt=moving, **trial((3e-10, 0.0), (0.5, 0.0), later=2e-9, earlier=0.7))
+    yield list(map(remembering, records)), facts
     yield still(opt=lambda s: dict(step=s, zero=True))
     yield still(opt=counting, **trial((0.1, 0.1)))
     yield still(opt=moving, **trial((1e-7, 1e-7), (1.0, 1.0), later=1e-7, earlier=1e-7))
     yield still(opt=lambda s: dict(step=s, mini_step=s, gradient_step=0), facts=Facts(total_steps=20))
     yield still(opt=moving, facts=Facts(other_model=True))
-    yield still(opt=counting, texts=lambda s: "ab" if s % 2 else "xy")
+    yield still(opt=counting, texts=lambda s: "ab" if s % 2 else (f"x{s}", "y"))
     yield still(opt=lambda s: dict(step=(5, 6, 1)[min(s, 2)]), texts=both_move)
     yield still(opt=lambda s: dict(step=0), texts=both_move)
+    yield still(opt=lambda s: dict(step=(5, 6)[s]) if s < 2 else dict(step=s, count=s), texts=both_move)
     yield still(opt=moving, texts=one_moves, **trial((0.1, 0.0)))
     yield still(opt=moving, texts=one_moves, **{"params.replaced": ("b",)})
     yield still(opt=lambda s: dict(step=s, zero=True), texts=one_moves)

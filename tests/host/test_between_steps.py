@@ -1,5 +1,7 @@
 """State that changes between two steps, batches out of range, experts that pause, optimizers that are made anew."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from builders import flow, leaves, params, run
@@ -96,6 +98,46 @@ def test_it_is_none_while_the_parameters_stand_still_or_after_several_steps():
     assert run(remade(6, count=2), rules=[OptimizerReset()])[0] == []
 
 
+def taken_over(change, *, at=6, n=12):
+    """An optimizer whose step starts over, where `change` makes another record of the one that it is from then on."""
+    for s in range(n):
+        record = flow(s, opt=dict(step=s + 1 if s < at else s - at + 1, moments=f"m{s}"))
+        yield change(record) if s >= at else record
+
+
+def other_leaves(record):
+    table = record.leaves["optimizer"]
+    paths = tuple(path.replace("mu.a", "mu.b") for path in table.paths)
+    return dataclasses.replace(record, leaves={**record.leaves, "optimizer": dataclasses.replace(table, paths=paths)})
+
+
+def fewer_trained(record):
+    table = dataclasses.replace(record.leaves["params"], trained=(False, True))
+    return dataclasses.replace(record, leaves={**record.leaves, "params": table})
+
+
+@pytest.mark.parametrize(("change", "words"), [(other_leaves, "of the optimizer"), (fewer_trained, "that are trained")])
+def test_another_optimizer_that_takes_over_is_information_that_names_the_mark(change, words):
+    (found,) = run(taken_over(change), rules=[OptimizerReset()])[0]
+    assert (found.step, found.level) == (6, Level.INFO)
+    assert words in found.message and "monitor.mark" in found.message
+    assert [cause.slug for cause in found.causes] == ["optimizer_recreated"] and "monitor.mark" in found.causes[0].fix
+
+
+def test_the_same_leaves_whose_step_goes_back_are_an_optimizer_that_was_reset():
+    for change in (
+        lambda record: record,
+        lambda r: dataclasses.replace(r, leaves={k: dataclasses.replace(v) for k, v in r.leaves.items()}),
+    ):
+        (found,) = run(taken_over(change), rules=[OptimizerReset()])[0]
+        assert (found.step, found.level) == (6, Level.ERROR)
+    records = [*taken_over(other_leaves), *(other_leaves(flow(s, opt=dict(step=s - 11))) for s in range(12, 20))]
+    assert [(a.step, a.level) for a in run(records, rules=[OptimizerReset()])[0]] == [
+        (6, Level.INFO),
+        (12, Level.ERROR),
+    ]
+
+
 # --- batches out of range -----------------------------------------------------------------------------------
 
 
@@ -124,6 +166,16 @@ def test_integers_nan_and_a_start_from_nothing_are_passed_over():
     assert fed_all([1.0] * 20 + [1e4], dtype="int32") == []
     assert fed_all([1.0] * 20 + [np.nan], bad=1) == []
     assert fed_all([0.0] * 20 + [1.0]) == []
+
+
+def test_an_array_that_could_never_be_read_is_passed_over():
+    table = leaves("batch", ("gone", "x"), trained=(False,) * 2, kinds=("array",) * 2)
+    tops = [[np.nan, 1.0 if s < 20 else 1e4] for s in range(21)]
+    records = [
+        Record(s, 0.0, {"batch.max_abs": np.array(top, np.float32)}, {"batch": table}) for s, top in enumerate(tops)
+    ]
+    found, judge = run(records, rules=[BadBatch()])
+    assert [(a.step, a.paths) for a in found] == [(20, ("batch.x",))] and judge.broken == {}
 
 
 def test_the_words_of_a_batch_out_of_range():
@@ -249,6 +301,21 @@ def test_a_loss_that_is_fifteen_percent_above_guessing_is_worse(level, title):
 )
 def test_it_is_not_judged_where_the_loss_may_be_another_one(change):
     assert guess(5.0, **change) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "level", "found"),
+    [(2.9, 2.4, False), (3.3, 2.4, False), (2.7, 2.4, True), (1.8, 2.4, True), (2.9, 3.0, True), (0.5, 2.4, True)],
+)
+def test_a_squared_error_on_counts_that_has_fallen_to_their_variance_is_not_worse_than_guessing(first, level, found):
+    """Among 10 classes a cross-entropy begins near 2.3 (1.84 to 2.76), or the loss is above where it began."""
+    assert (guess(level, first=first, count=10) is not None) is found
+
+
+def test_a_stall_of_a_squared_error_on_counts_is_information():
+    records = guessing([3.0, *[2.4] * 900], entropy=1.9)
+    found, _ = run(records, rules=[ChanceLevel(), StalledLoss()])
+    assert [(a.rule, a.level.name) for a in found] == [("stalled_loss", "INFO")]
 
 
 def test_the_words_of_a_loss_worse_than_guessing():

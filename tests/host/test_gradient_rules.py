@@ -877,11 +877,11 @@ def broken(*phases, step=0, **scalars):
     n = len(base.leaves["optimizer"])
     more = {
         "batch.nonfinite": bad["batch"],
-        "metrics.nonfinite": bad["metrics"],
+        "metric_arrays.nonfinite": bad["metrics"],
         "optimizer.nonfinite": np.array([0] * (n - 1) + ["optimizer" in phases], np.int32),
         **({"eval.loss": float("nan")} if "eval" in phases else {}),
     }
-    tables = {g: leaves(g, ("a", "b")) for g in ("batch", "metrics")}
+    tables = {g: leaves(g, ("a", "b")) for g in ("batch", "metric_arrays")}
     return Record(step, 0.0, {**base.values, **more}, {**base.leaves, **tables})
 
 

@@ -6,13 +6,14 @@ import dataclasses
 
 import numpy as np
 import pytest
-from builders import flow, leaves, params, run
+from builders import flow, leaves, numbers, params, run
 
-from nnx_probes.host.history import Facts
+from nnx_probes.host.history import Facts, History
 from nnx_probes.host.judge import Judge
 from nnx_probes.host.record import Leaves, Record
 from nnx_probes.host.rules import default
 from nnx_probes.host.rules.frozen_params import FrozenParams
+from nnx_probes.host.trend import converged
 
 
 def alerts(records, facts=None, marks=()):
@@ -71,6 +72,75 @@ def test_information_is_no_corroboration_of_a_stall():
 
     found = alerts(tail({}), Facts(total_steps=1200))
     assert {(rule, level) for _, rule, level in found} == {("stalled_loss", "INFO"), ("absorbed_updates", "INFO")}
+
+
+def restarted(announced, first=150, second=200):
+    """A run that falls to a loss of 0.01, then starts over from step 21, which is announced as this step."""
+    judge, found = Judge(default()), []
+    for step, loss in [(s, 2 * 0.96**s + 0.01) for s in range(first)] + [(21 + s, 2.0) for s in range(second)]:
+        if judge.history.records == first:
+            judge.mark(announced)
+        record = flow(step, loss=loss * (1 + 0.01 * (-1) ** step), opt=dict(step=step + 1, moments=f"{loss}"))
+        judge.observe(record)
+        found += judge.verdicts(record)
+    assert judge.broken == {}
+    return found, judge.history
+
+
+@pytest.mark.parametrize("announced", [20, 149, 150])
+def test_after_an_announced_restart_the_old_course_is_forgotten_however_its_steps_are_counted(announced):
+    found, history = restarted(announced)
+    assert {a.rule for a in found} & {"diverging", "spike"} == set()
+    steps, losses = history.since_mark("loss")
+    assert (len(losses), steps[0]) == (200, 21) and losses.min() > 1.9
+    assert history.origin == 21
+
+
+def test_an_event_may_be_announced_ahead():
+    history = History()
+    history.forget(6)
+    for step in range(10):
+        history.observe(numbers(step, loss=step))
+        history.observe(evaluation(step // 3, 1.0))
+    assert history.since_mark("loss")[0].tolist() == [6, 7, 8, 9] and history.origin == 6
+    history.forget(50)
+    for step in (3, 4, 60):
+        history.observe(numbers(step, loss=step))
+    assert history.since_mark("loss")[0].tolist() == [3, 4, 60]
+
+
+def test_the_values_that_are_kept_since_a_mark_are_at_most_those_kept():
+    history = History()
+    history.forget(-1)
+    for step in range(1100):
+        history.observe(numbers(step, loss=step))
+    assert len(history.since_mark("loss")[0]) == 1024
+
+
+@pytest.mark.parametrize("announced", [None, 30])
+def test_a_run_that_has_converged_stays_so_after_a_mark(announced):
+    losses = [1.0] * 3 + [1e-8] * 60
+    records = [
+        flow(s, loss=v, grads=0.0 if s > 30 else 1.0, texts="ab" if s > 30 else None) for s, v in enumerate(losses)
+    ]
+    found = alerts(records, marks=() if announced is None else (announced,))
+    assert found and {level for _, _, level in found} == {"INFO"}
+
+
+def test_noise_of_a_tiny_loss_is_no_divergence_after_a_mark():
+    losses = [1.0] * 100 + [1e-8] * 100 + [1e-7] * 100
+    records = [flow(s, loss=v * (1 + x)) for s, (v, x) in enumerate(zip(losses, noise(300), strict=True))]
+    assert "diverging" not in {rule for _, rule, _ in alerts(records, marks=(120,))}
+
+
+def test_converged_is_measured_against_the_larger_of_the_two_first_losses():
+    for before, after, last, done in ((1.0, 1e-3, 1e-6, True), (1e-3, 1.0, 1e-6, True), (1.0, 1e-3, 2e-6, False)):
+        history = History()
+        history.observe(numbers(0, loss=before))
+        history.forget(0)
+        history.observe(numbers(1, loss=after))
+        history.observe(numbers(2, loss=last))
+        assert converged(history) is done
 
 
 def labelled(step, loss, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builders import leaves, params, run
+from runs import remembering
 
 from nnx_probes.errors import ArgumentError
 from nnx_probes.host.alert import Level
@@ -144,6 +145,27 @@ def test_the_causal_split_names_the_right_cause_first(opt, more, facts, cause):
     assert first_causes(alerts)[0] == cause
 
 
+@pytest.mark.parametrize("rate", [None, 0.01, 0.0])
+def test_a_rate_of_zero_is_not_blamed_for_what_the_memory_of_lbfgs_does(rate):
+    scalars = {} if rate is None else dict(learning_rate=rate)
+    more = trial((3e-10, 0.0), (0.5, 0.0), later=2e-9, earlier=0.7)
+    states = [params(s, "ab", loss=1.0, opt=dict(step=s, moments=str(s), **scalars), **more) for s in range(150)]
+    (alert,), _ = run([remembering(state) for state in states])
+    slugs_ = [cause.slug for cause in alert.causes]
+    assert (slugs_[0], "learning_rate_zero" in slugs_) == (
+        ("learning_rate_zero", True) if rate == 0 else ("transform_zeroes_updates", False)
+    )
+
+
+def test_a_known_rate_above_zero_is_not_called_zero_where_no_schedule_speaks_for_it():
+    more = trial((0, 0), later=0, earlier=0)
+    alerts, _ = run(
+        [params(s, "ab", loss=1.0, opt=dict(step=s, moments=str(s), learning_rate=0.01), **more) for s in range(9)]
+    )
+    assert first_causes(alerts) == ["transform_zeroes_updates"]
+    assert "learning_rate_zero" not in [cause.slug for cause in alerts[0].causes]
+
+
 # --- nonfinite ----------------------------------------------------------------------------------------------
 
 
@@ -230,6 +252,33 @@ def test_a_state_that_comes_back_twice_is_told_and_once_is_not():
     assert run([params(s, t, opt=dict(step=s)) for s, t in enumerate(texts)])[0] == []
     alerts, _ = run([params(s, t, opt=dict(step=s)) for s, t in enumerate([*texts, "aa"])])
     assert slugs(alerts) == [(4, "lost_update", "WARN")] and first_causes(alerts) == ["state_restored"]
+
+
+def to_and_fro(texts, count=lambda s: s + 1, by=1):
+    states = [params(s * by, t, steps=by, opt=dict(step=count(s * by))) for s, t in enumerate(texts)]
+    return [a for a in run(states)[0] if a.rule == "lost_update"]
+
+
+FLIPS = ["aa", "bb"] * 6
+
+
+@pytest.mark.parametrize("by", [1, 5])
+def test_a_sign_optimizer_that_flips_between_two_states_near_its_optimum_has_lost_nothing(by):
+    assert to_and_fro(["zz", "yy", *FLIPS], by=by) == []
+    assert to_and_fro([*FLIPS, "cc", "dd", *["cc", "dd"] * 3, "ee", "ff", "ee", "ff"], by=by) == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "count"),
+    [
+        (FLIPS, lambda s: s // 2 + 1),
+        (FLIPS, lambda s: 7),
+        ([*FLIPS, "cc", "dd", "cc", "ee", "cc"], lambda s: s + 1),
+        (["aa", "bb", "cc"] * 4, lambda s: s + 1),
+    ],
+)
+def test_states_that_come_back_otherwise_or_while_the_optimizer_does_not_count_are_told(texts, count):
+    assert slugs(to_and_fro(texts, count))[0][1:] == ("lost_update", "WARN")
 
 
 def test_an_optimizer_that_goes_back_is_told_at_once():

@@ -145,3 +145,11 @@ def test_single_numbers_of_a_group_are_no_rows():
     windows = Windows()
     windows.observe(record(0.0, **{"grads.clip_norm": 1.0, "grads.table": np.zeros((2, 2))}), 1)
     assert windows.last("grads.clip_norm") is None and windows.last("grads.table") is None
+
+
+def test_a_user_s_array_of_another_length_or_of_texts_is_no_row_for_each_leaf():
+    windows = Windows()
+    for length in (2, 3, 1, 2):
+        windows.observe(record(0.0, 0.0, **{"grads.mine": np.ones(length), "grads.words": np.array(["a", "b"])}), 1)
+    assert windows.values("grads.mine").shape == (2, 2) and windows.values("grads.words").shape == (0, 0)
+    assert windows.streak(NAME, zero).tolist() == [4, 4]

@@ -269,3 +269,35 @@ def test_without_a_batch_nothing_is_measured():
 def test_arguments_that_cannot_work_are_refused_at_construction(forward, settings, error, text):
     with pytest.raises(getattr(probes.errors, error), match=text):
         probes.ActivationProbe(forward, **settings)
+
+
+# --- the copy of the parameters -----------------------------------------------------------------------------
+
+
+def kept_by(model):
+    """Returns how many arrays of the size of the model's first kernel are alive."""
+    shape = model.a.kernel[...].shape
+    return sum(x.shape == shape for x in jax.live_arrays())
+
+
+def test_the_copy_is_let_go_of_when_the_run_ends_before_the_due_step():
+    model, optimizer = build(model=Rectified(nnx.Rngs(0)))
+    probe = probes.ActivationProbe(forward)
+    with probes.Monitor(None, model=model, optimizer=optimizer, every=4, callbacks=[probe]) as monitor:
+        for i in range(4):
+            monitor(i, loss=STEPS["plain"](model, optimizer, WIDE[0]), batch=WIDE[0])
+        before = kept_by(model)
+    assert kept_by(model) == before - 1
+
+
+@pytest.mark.parametrize(
+    ("steps", "before"), [((0, 1, 2, 3, 4), [True, True]), ((3, 1), [True, False]), ((3, 9), [True, False])]
+)
+def test_a_copy_is_used_for_the_step_after_it_only(steps, before):
+    model, optimizer = build(model=Rectified(nnx.Rngs(0)))
+    writer = probes.writers.MemoryWriter()
+    callbacks = [probes.ActivationProbe(forward)]
+    with probes.Monitor(writer, model=model, optimizer=optimizer, every=4, callbacks=callbacks) as monitor:
+        for i in steps:
+            monitor(i, loss=STEPS["plain"](model, optimizer, WIDE[0]), batch=WIDE[0])
+    assert [r.values["activations.before"] for r in writer.records if "activations.before" in r] == before

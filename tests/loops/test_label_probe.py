@@ -116,3 +116,22 @@ def test_the_measured_frequencies_tell_guessing_from_learning(pairs, fires):
             x = np.eye(8, dtype=np.float32)[y if pairs else rng.permutation(y)]
             monitor(step, loss=train(model, optimizer, x, y), batch={"x": x, "y": y})
     assert ("chance_level" in {a.rule for a in monitor.alerts}) is fires
+
+
+@pytest.mark.parametrize("size", [8, 1 << 18])  # the second is more than is copied
+@pytest.mark.parametrize("on_device", [False, True])
+def test_integers_are_copied_without_waiting_and_may_be_freed_at_once(monkeypatch, size, on_device):
+    fetched, real = [], jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda x: fetched.append(x) or real(x))
+    labels = np.arange(size) % 4
+    batch = jnp.asarray(labels) if on_device else labels.copy()
+    probe, ctx = LabelProbe(), probes.callbacks.Context(0, batch={"y": batch})
+    probe.on_step_end(ctx)
+    assert fetched == [] and len(ctx.later) == 1
+    if on_device:
+        batch.delete()
+    else:
+        batch[:] = 7
+    values, tables = ctx.later[0].read()
+    assert len(fetched) == 1 and ctx.later[0].ready()
+    assert values["labels.classes"].tolist() == [4] and tables["labels"].paths == ("y",)

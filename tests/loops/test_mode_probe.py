@@ -167,9 +167,91 @@ def test_another_model_is_another_answer():
     assert modes.read({"w": X}) is None
 
 
+def test_a_model_in_the_place_of_one_that_is_gone_is_another(monkeypatch):
+    monkeypatch.setattr("nnx_probes.device.modes.id", lambda x: 1, raising=False)  # as where an address is given again
+
+    class Maybe(nnx.Module):
+        def __init__(self, dropping):
+            self.drop = nnx.Dropout(0.5 if dropping else 0.0, deterministic=True)
+
+    modes = Modes()
+    for i in (0, 1, 0, 1):
+        assert len(modes.read(Maybe(i % 2))) == i % 2
+
+
 def test_layers_that_leave_the_choice_to_the_call_do_not_count():
     class Own(nnx.Module):
         def __init__(self):
             self.use_running_average = None
 
     assert Modes().read(Own()) == []
+
+
+@pytest.mark.parametrize("how", ["mix64", "watch"])
+def test_an_evaluation_is_compared_by_the_method_that_the_probe_used(how):
+    model, writer = Net(nnx.Rngs(0)), MemoryWriter()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    chosen = probes.callbacks.default()
+    if how == "mix64":
+        chosen = (probes.callbacks.ParamProbe(fingerprints="mix64"), *chosen[1:])
+    else:
+        optimizer = probes.watch(optimizer, model, fingerprints=True)
+    with probes.Monitor(writer, model=model, optimizer=optimizer, every=1, callbacks=chosen) as monitor:
+        for i in range(2):
+            monitor(i, loss=train(model, optimizer, X + i))
+        in_training_mode(model)
+        monitor.on_eval(1, loss=1.0)
+        monitor(2, loss=train(model, optimizer, X))
+        monitor.on_eval(2, loss=1.0)
+    first, second = (r.values["eval.changed"] for r in writer.records if "eval.loss" in r)
+    assert {"norm.mean", "norm.var"} <= set(first) and second == ()
+
+
+def test_where_nothing_can_be_compared_nothing_is_claimed():
+    model, writer = Net(nnx.Rngs(0)), MemoryWriter()
+    state = nnx.state(model)
+    with probes.Monitor(writer, model=lambda: state, every=1) as monitor:
+        jax.tree.map(lambda x: x.delete(), state)
+        monitor(0)
+        state = nnx.state(Net(nnx.Rngs(0)))
+        monitor.on_eval(0, loss=1.0)
+    assert not any("eval.changed" in record for record in writer.records)
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("every", [1, 100])
+def test_what_was_trained_since_the_probed_step_is_not_held_against_the_evaluation(given, every):
+    model, writer = Net(nnx.Rngs(0)), MemoryWriter()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    with probes.Monitor(writer, model=model, optimizer=optimizer if given else None, every=every) as monitor:
+        for i in range(10):
+            loss = train(model, optimizer, X + i)
+            if i % 100 == 0:  # and where every=1, the loop itself calls at some steps only
+                monitor(i, loss=loss)
+        monitor.on_eval(0, loss=1.0)  # counted in epochs
+    assert not any(name in r for r in writer.records for name in ("eval.changed", "eval.kinds", "eval.stepped"))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_an_evaluation_right_after_the_probed_step_is_compared(given):
+    model, writer = Net(nnx.Rngs(0)), MemoryWriter()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    with probes.Monitor(writer, model=model, optimizer=optimizer if given else None, every=100) as monitor:
+        monitor(0, loss=train(model, optimizer, X))
+        in_training_mode(model)
+        monitor.on_eval(0, loss=1.0)
+    (record,) = [r for r in writer.records if "eval.loss" in r]
+    assert {"norm.mean", "norm.var"} <= set(record.values["eval.changed"])
+    assert record.get("eval.stepped") is (False if given else None)
+
+
+def test_an_evaluation_that_runs_the_training_step_is_told_where_each_step_is_probed():
+    model, writer = Net(nnx.Rngs(0)), MemoryWriter()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    with probes.Monitor(writer, model=model, optimizer=optimizer, every=1) as monitor:
+        for i in range(3):
+            monitor(i, loss=train(model, optimizer, X + i))
+        train(model, optimizer, X)
+        monitor.on_eval(2, loss=1.0)
+    (record,) = [r for r in writer.records if "eval.loss" in r]
+    assert "lin.kernel" in record.values["eval.changed"] and record.values["eval.stepped"] is True

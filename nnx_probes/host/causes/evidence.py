@@ -20,7 +20,19 @@ __all__ = ["gather"]
 
 _GROWTH = 10.0
 _HALF = ("float16", "float8")
+_LARGEST: dict[str, float] = {
+    "float16": 65504,
+    "float8_e5m2": 57344,
+    "float8_e5m2fnuz": 57344,
+    "float8_e4m3fn": 448,
+    "float8_e4m3": 240,
+    "float8_e4m3fnuz": 240,
+    "float8_e4m3b11fnuz": 30,
+    "float8_e3m4": 15.5,
+}
 _LOW = ("float16", "bfloat16", "float8")
+_CURVATURE = ".diff_params_memory."
+"""In the path of what L-BFGS remembers: it decides what becomes of a gradient of ones, not the learning rate alone."""
 
 
 def gather(alert: Alert, record: Record, history: History) -> dict[str, Any]:
@@ -59,6 +71,7 @@ def _movement(alert: Alert, record: Record, history: History) -> dict[str, Any]:
         "gone_words": "; their arrays were donated away" if deleted else "",
         "came_back": motion.returned_to is not None or (alert.values.get("step") is not None and _went_back(history)),
         "entered": bool(alert.values.get("entered")),
+        "optimizer_replaced": bool(alert.values.get("other")),
         "update_traced": traced,
         "watched_untraced": history.facts.watched
         and not any(record.get(f"watch.{how}", 0) for how in ("traced", "conditional", "eager")),
@@ -91,6 +104,7 @@ def _optimizer(alert: Alert, record: Record, history: History) -> dict[str, Any]
     zero = trial is not None and trial.zero_now
     earlier = bool(zero and trial is not None and trial.moved_earlier)
     moments_zero = len(moments) > 0 and not np.any(moments)
+    memory = leaves is not None and any(_CURVATURE in f".{path}." for path in leaves.paths)
     if rate == 0:
         rate_words = "The injected learning_rate is 0."
     elif earlier:
@@ -111,7 +125,8 @@ def _optimizer(alert: Alert, record: Record, history: History) -> dict[str, Any]
         "moment_words": "its moments are exactly 0" if moments_zero else "nothing arrives",
         "selects_nothing": bool(record.get("optimizer.selects_nothing")),
         "wrt": record.get("optimizer.wrt", "?"),
-        "rate_zero": rate == 0 or zero,
+        "rate_zero": rate == 0 or (zero and not memory and (earlier or rate is None)),
+        "curvature_memory": memory,
         "rate_words": rate_words,
         "moved_earlier": earlier,
         "trial_zero": zero,
@@ -151,20 +166,21 @@ def _losses(history: History) -> dict[str, Any]:
 
 
 def _phases(record: Record, history: History) -> dict[str, Any]:
-    bad = {phase: bad_leaves(record, phase) for phase in ("batch", "loss", "metrics", "grads", "params")}
+    bad = {phase: bad_leaves(record, phase, history) for phase in ("batch", "loss", "metrics", "grads", "params")}
     loss = record.get("loss")
     batch = bad["batch"]
     half = [d for _, d in _rows(record, "params", "dtypes") if d.startswith(_HALF)]
+    narrow = sorted(set(half))
     growth = _growth(history)
     seen, _ = history.series("params.largest")
     unseen = bad["params"] is not None and len(seen) >= 2 and int(record.get("loop.steps", 1)) > 1
-    top = record.get("batch.max_int")
+    top = _largest_integer(record)
     return {
         "batch_bad": batch is not None,
         "batch_words": f"{batch[1]} element(s) in batch leaf {batch[0][0]}" if batch else "",
         "batch_state": "finite" if "batch.nonfinite" in record else "not known",
         "batch_ints": top is not None,
-        "batch_max_int": int(top) if top is not None else "?",
+        "batch_max_int": top if top is not None else "?",
         "loss_bad": bad["loss"] is not None,
         "loss_fine": loss is not None and bad["loss"] is None,
         "loss": f"{loss:.4g}" if loss is not None else "?",
@@ -184,12 +200,14 @@ def _phases(record: Record, history: History) -> dict[str, Any]:
         "growth_words": growth,
         "half": bool(half),
         "half_words": f"{len(half)}",
+        "half_types": ", ".join(narrow),
+        "half_largest": ", ".join(f"{d}: {_LARGEST[d]:g}" if d in _LARGEST else d for d in narrow),
     }
 
 
 def _vocabulary(record: Record) -> dict[str, Any]:
     """Whether the batch holds an integer that no embedding has a row for."""
-    top = record.get("batch.max_int")
+    top = _largest_integer(record)
     sizes = [
         (shape[0], path)
         for path, shape in _rows(record, "params", "shapes")
@@ -199,6 +217,12 @@ def _vocabulary(record: Record) -> dict[str, Any]:
         return {"token_beyond": False, "token_words": ""}
     rows, path = max(sizes)
     return {"token_beyond": top >= rows, "token_words": f"the largest embedding, {path}, has {rows} rows"}
+
+
+def _largest_integer(record: Record) -> int | None:
+    """The largest integer of the batch; None where it is not known, or could not be read."""
+    top = record.get("batch.max_int")
+    return int(top) if top is not None and np.isfinite(top) else None
 
 
 def _growth(history: History) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from nnx_probes.host.alert import Alert
 from nnx_probes.host.history import History
 from nnx_probes.host.record import Record
+from nnx_probes.host.rules.nonfinite import bad_leaves
 from nnx_probes.host.trend import converged
 
 __all__ = ["measured"]
@@ -30,7 +31,7 @@ def measured(alert: Alert, record: Record, history: History) -> dict[str, Any]:
     norms = _here(alert, record, "grads.norm", "slices.grads_norm")
     share = float(np.mean(absorbed)) if len(absorbed) and not np.isnan(absorbed).any() else 0.0
     inside = _first_bad_module(record)
-    if not record.get("activations.before", False) and np.any(record.get("params.nonfinite", np.zeros(0))):
+    if not record.get("activations.before", False) and bad_leaves(record, "params", history) is not None:
         inside = None  # measured on parameters that were NaN already
     return {
         "grads_zero_here": bool(len(grads)) and not np.any(grads),

@@ -97,7 +97,7 @@ NONFINITE = (
     Explanation(
         slug="overflow_low_precision",
         title="float16 or float8 overflowed",
-        why="{half_words} leaves are in a type whose largest value is small (65504 for float16).",
+        why="{half_words} leaves are in a type whose largest value is small ({half_largest}).",
         fix="Use bfloat16, or float16 with loss scaling; keep reductions and parameters in float32.",
         check="The same step in float32 is finite.",
         rules=_RULES,
@@ -106,9 +106,9 @@ NONFINITE = (
     ),
     Explanation(
         slug="eps_underflow",
-        title="The optimizer's epsilon vanishes in float16",
-        why="float16 parameters turned NaN at a step whose loss was finite; Adam's default eps of 1e-8 is 0 in float16.",
-        fix="Keep float32 parameters, or pass eps=1e-4 (and eps_root) to the optimizer.",
+        title="The optimizer's epsilon vanishes in the parameters' type",
+        why="Parameters turned NaN at a step whose loss was finite; Adam's default eps of 1e-8 is 0 in {half_types}.",
+        fix="Keep float32 parameters; float16 can do with eps=1e-4 (and eps_root) in the optimizer.",
         check="With a larger eps the parameters stay finite.",
         rules=_RULES,
         needs=("half", "params_bad", "loss_fine", "!batch_bad"),
@@ -178,7 +178,7 @@ NONFINITE = (
     Explanation(
         slug="overflow_low_precision",
         title="float16 or float8 overflows",
-        why="{half_words} leaves are in a type whose largest value is small (65504 for float16).",
+        why="{half_words} leaves are in a type whose largest value is small ({half_largest}).",
         fix="Use bfloat16, or float16 with loss scaling; keep reductions and parameters in float32.",
         check="The same step in float32 is finite.",
         rules=("skipped_updates",),

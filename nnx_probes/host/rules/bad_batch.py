@@ -37,7 +37,7 @@ class BadBatch(Rule):
         table, seen = record.leaves["batch"], history.windows.values("batch.max_abs")
         if len(seen) <= self.least or np.any(record.get("batch.nonfinite", np.zeros(0))):
             return None
-        usual, now = np.nanmax(seen[:-1], axis=0), seen[-1]
+        usual, now = np.fmax.reduce(seen[:-1], axis=0), seen[-1]  # without a word where an array was never readable
         rows = [
             (path, float(top), float(before))
             for path, top, before, dtype in zip(table.paths, now, usual, table.dtypes, strict=True)

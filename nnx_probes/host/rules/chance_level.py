@@ -15,6 +15,8 @@ from nnx_probes.host.trend import plateau
 __all__ = ["ChanceLevel"]
 
 _FAIR = 1.5
+_NEAR = 0.2
+"""How far from the logarithm of the number of classes a cross-entropy begins at most, relatively, where it then only falls."""
 _LEAST = 0.1
 """Nats: below that nearly all labels are of one class, and a loss near their entropy says little."""
 
@@ -26,7 +28,8 @@ class ChanceLevel(Rule):
     WARN: the median of the last `steps` steps (16 probes at least) lies `within` of the entropy of one of the batch's integer
     arrays (masks apart), or of the logarithm of its number of classes, each quarter of them within twice that, and the loss
     does not fall (Mann-Kendall at 1 %); or it lies `worse` times above that entropy, where the batch has one integer array only
-    and the run began below 1.5 times the logarithm of the number of classes. Not in the warm-up: 10 % of ``total_steps``, else
+    and the run began below 1.5 times the logarithm of the number of classes: within 20 % of it, or below where it is now, since
+    a squared error on counts or ratings falls from anywhere to anywhere. Not in the warm-up: 10 % of ``total_steps``, else
     256 steps. INFO: the first loss is above `first` times the logarithm of the number of classes, where the batch has one
     integer array only.
 
@@ -75,9 +78,10 @@ class ChanceLevel(Rule):
     def _worse(self, record: Record, history: History, loss: float) -> Alert | None:
         paths, entropies, classes = _labels(record)
         first = history.first("loss")
-        if len(entropies) != 1 or entropies[0] <= _LEAST or first is None or first > _FAIR * np.log(classes[0]):
+        if len(entropies) != 1 or entropies[0] <= _LEAST or first is None or loss < self.worse * entropies[0]:
             return None
-        if loss < self.worse * entropies[0]:
+        guess = float(np.log(classes[0]))
+        if first > _FAIR * guess or (loss <= first and abs(first - guess) > _NEAR * guess):
             return None
         message = (
             f"The median loss of the last {self.steps} steps is {loss:.4g} and does not fall; knowing only how often each class "

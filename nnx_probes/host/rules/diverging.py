@@ -88,7 +88,7 @@ class Diverging(Rule):
         if rise is None:
             return self._start(record, steps, losses)
         grown = float(np.exp(rise[0]))
-        first = history.first("loss") or float(losses[0])
+        first = history.scale("loss") or float(losses[0])
         if rise[0] < max(np.log(self.times), 2 * rise[1]) or float(np.median(losses[-16:])) < _SMALL * first:
             return None
         _, norms = history.since_mark("grads.norm")

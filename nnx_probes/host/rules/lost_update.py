@@ -21,7 +21,8 @@ class LostUpdate(Rule):
 
     Five signs: with ``watch``, ``Optimizer.update`` was traced and yet ``optimizer.step`` never moved (ERROR; WARN
     where the loss falls or may fall, for then the loop keeps its state elsewhere); the parameters keep coming back to a
-    state they had left (`returns` times, WARN); the arrays of the object that is looked at were donated or freed (WARN);
+    state they had left (`returns` times, WARN; to and fro between two states while ``optimizer.step`` goes on does not count,
+    for so does a sign optimizer near its optimum); the arrays of the object that is looked at were donated or freed (WARN);
     with the fingerprints of ``watch``, parameters are after the step what they were when they entered it, although they left
     it changed (ERROR; WARN if they did move earlier in the run, for the loop may have taken back a step it did not like);
     with ``watch`` and probes at neighbouring steps, the parameters that enter a step are not those that left the one before

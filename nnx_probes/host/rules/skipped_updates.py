@@ -56,7 +56,7 @@ class SkippedUpdates(Rule):
 
     def _recent(self, record: Record, history: History, total: float) -> tuple[float, int]:
         """How many were skipped since the newest probe that lies a window back, and how many steps ago that was."""
-        steps, counts = history.series("optimizer.total_notfinite")
+        steps, counts = history.since_mark("optimizer.total_notfinite")
         if not len(counts):
             return 0.0, self.window
         at = max(int(np.searchsorted(steps, record.step - self.window, side="right")) - 1, 0)
