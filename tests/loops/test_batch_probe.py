@@ -14,7 +14,7 @@ from rig import compiled_once, nothing_fails_inside  # noqa: F401
 
 import nnx_probes as probes
 from nnx_probes.callbacks import BatchProbe, Callback
-from nnx_probes.callbacks.sampled import first_rows
+from nnx_probes.callbacks.sampled import queue_rows
 from nnx_probes.inflight import InFlight
 from nnx_probes.writers import MemoryWriter
 
@@ -247,13 +247,13 @@ def test_rows_of_which_one_is_not_finite_are_not_alike(bad):
 )
 def test_at_most_65536_elements_are_copied_but_one_row_at_least(shape, rows, where):
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    found = first_rows(where(x))
+    found = queue_rows(where(x)).read()
     assert isinstance(found, np.ndarray) and np.array_equal(found, x[:rows])
 
 
 @pytest.mark.parametrize("x", [None, "text", 3.0, np.float32(3), jnp.float32(3), np.zeros((0, 3)), jnp.zeros((3, 0))])
 def test_what_has_no_rows_has_no_first_ones(x):
-    assert first_rows(x) is None
+    assert queue_rows(x) is None
 
 
 # --- batches that cannot be read ------------------------------------------------------------------------------
