@@ -24,6 +24,9 @@ __all__ = ["Measurement", "Program", "apart", "count_nonfinite", "plain"]
 _TINY = 1e-30
 """Sums of squares below this have lost digits to underflow in float32 (smallest normal: 1.2e-38)."""
 
+_CHUNK = 1 << 12
+"""Elements that are counted at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -177,7 +180,31 @@ def count_nonfinite(x: jax.Array, axes: tuple[int, ...] | None = None) -> Any:
         return jnp.zeros(() if axes is None else [n for i, n in enumerate(x.shape) if i not in axes], jnp.int32)
     # Complex numbers by their parts: the modulus of two large finite parts may overflow. Narrow floats as float32.
     x = x if jnp.issubdtype(x.dtype, jnp.complexfloating) or x.dtype == jnp.float64 else x.astype(jnp.float32)
-    return jnp.sum(~jnp.isfinite(x), axis=axes, dtype=jnp.int32)
+    if jax.default_backend() != "cpu" or x.size <= _CHUNK:
+        return jnp.sum(~jnp.isfinite(x), axis=axes, dtype=jnp.int32)
+    if axes is None or len(axes) == x.ndim:
+        return _count_in_chunks(x)
+    layers = next(i for i in range(x.ndim) if i not in axes)
+    return lax.map(_count_in_chunks, jnp.moveaxis(x, layers, 0))
+
+
+def _count_in_chunks(x: jax.Array) -> jax.Array:
+    """The count over all of `x`.
+
+    XLA's CPU backend writes down what it sums where that is a comparison, 4 bytes an element; over short pieces it does not,
+    and is 4 times faster (5.6 instead of 1.3 GB/s here on two cores).
+    """
+    row = x.reshape(-1)
+    whole = row.size // _CHUNK
+    if whole == 0:
+        return jnp.sum(~jnp.isfinite(row), dtype=jnp.int32)
+
+    def add(i: jax.Array, count: jax.Array) -> jax.Array:
+        piece = lax.dynamic_slice(row, (i * _CHUNK,), (_CHUNK,))
+        return count + jnp.sum(~jnp.isfinite(piece), dtype=jnp.int32)
+
+    count = lax.fori_loop(0, whole, add, jnp.int32(0))
+    return jnp.asarray(count + jnp.sum(~jnp.isfinite(row[whole * _CHUNK :]), dtype=jnp.int32))
 
 
 def _zeros(n: int) -> jax.Array:

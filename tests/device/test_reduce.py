@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnx_probes.device.probe import Probe
-from nnx_probes.device.reduce import Program
+from nnx_probes.device.reduce import Program, count_nonfinite
 
 KNOWN = {kind.name: kind for kind in KINDS}
 FLOATS = ["float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "float8_e5m2", "complex64"]
@@ -276,3 +276,21 @@ def test_a_probe_is_traced_once_over_many(fingerprints):
         sample = probe.enqueue().fetch()
         assert sample.value[2] == step + 1
     assert probe.traces == 1
+
+
+def test_counting_writes_no_copy_of_a_large_leaf():
+    x = jnp.ones((300, 400))
+    whole = jax.jit(count_nonfinite).lower(x).compile().memory_analysis()
+    layers = jax.jit(lambda x: count_nonfinite(x, (1,))).lower(jnp.ones((10, 12_000))).compile().memory_analysis()
+    assert whole.temp_size_in_bytes < x.nbytes / 10
+    assert layers.temp_size_in_bytes < x.nbytes / 4  # one layer
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 4097, 10_000])
+def test_counting_in_pieces_misses_none(size):
+    x = np.zeros(size, np.float32)
+    x[[0, size // 2, -1]] = np.nan, np.inf, -np.inf
+    assert int(count_nonfinite(jnp.asarray(x))) == 3
+    stacked = np.stack([x, np.ones_like(x)], axis=1)
+    assert count_nonfinite(jnp.asarray(stacked), (0,)).tolist() == [3, 0]
+    assert int(count_nonfinite(jnp.asarray(x + 1j).astype(jnp.complex64))) == 3
