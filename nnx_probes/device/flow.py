@@ -14,29 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 
-from nnx_probes.device.reduce import apart, count_nonfinite, plain
+from nnx_probes.device.rows import FLOATS, LARGE, Part, count, measure, parts_of
 
 __all__ = ["Flow", "Layout", "Slot"]
 
-_FLOATS = (
-    "grad_norm",
-    "grad_max",
-    "grad_nonzero",
-    "update_norm",
-    "update_max",
-    "update_nonzero",
-    "param_norm",
-    "moved",
-    "along",
-)
 _COUNTS = ("grad_bad", "update_bad")
-_HUGE = {4: 1e38, 8: 1e308}
-"""By itemsize: what makes every normal number at least 1 when multiplied with it."""
-
-_LARGE = 2.0**100
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +77,22 @@ class Layout:
 
     Args:
       slots: the parameters, in the order in which their arrays come.
+      together: whether small ones that are alike may be stacked; those that are spread over devices better are not.
 
     Attributes:
       slots: the same.
       words: length of the vector.
     """
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[Slot], *, together: bool = True) -> None:
         self.slots = tuple(slots)
+        self.together = together
         self._rows = np.array([slot.rows for slot in self.slots], np.int64)
         self._n = int(self._rows.sum())
-        self.words = self._n * (len(_FLOATS) + len(_COUNTS))
+        self.words = self._n * (len(FLOATS) + len(_COUNTS))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self.slots == other.slots
+        return isinstance(other, Layout) and (self.slots, self.together) == (other.slots, other.together)
 
     def __hash__(self) -> int:
         return hash(self.slots)
@@ -125,11 +111,12 @@ class Layout:
     ) -> jax.Array:
         """Returns uint32[words]; traceable. `params` are those *before* the update.
 
-        Cost: 4 passes over the gradients, 4 over the updates, 4 over the parameters; no memory beyond the result.
+        Cost: 4 passes over the gradients, 4 over the updates, 4 over the parameters, and a copy of those leaves that are
+        small; on the CPU backend also of one large leaf at a time.
         """
         found = self.statistics(grads, params, updates)
         with jax.named_scope("nnx_probes"):
-            return jnp.concatenate([_bits(found[name]) for name in (*_FLOATS, *_COUNTS)])
+            return jnp.concatenate([_bits(found[name]) for name in (*FLOATS, *_COUNTS)])
 
     def statistics(
         self,
@@ -138,53 +125,43 @@ class Layout:
         updates: Sequence[jax.Array] | None = None,
     ) -> dict[str, jax.Array]:
         """Returns what `measure` packs, by name: float32 or int32, one element a row."""
-        found: dict[str, list[jax.Array]] = {name: [] for name in _FLOATS}
+        if grads is None and params is None and updates is None:
+            nothing = {name: jnp.full((self._n,), jnp.nan, jnp.float32) for name in FLOATS}
+            return {**nothing, **{name: jnp.zeros((self._n,), jnp.int32) for name in _COUNTS}}
         with jax.named_scope("nnx_probes"):
-            after = None
-            if params is not None and updates is not None:
-                # Summed in the parameter's own dtype, as the optimizer does; the barrier keeps XLA from skipping the rounding.
-                after = lax.optimization_barrier(optax.apply_updates(list(params), list(updates)))
-            for i, slot in enumerate(self.slots):
-                g, u, p = (None if xs is None else xs[i] for xs in (grads, updates, params))
-                moved = None if after is None or p is None else _difference(after[i], p)
-                blank = jnp.full((slot.rows,), jnp.nan, jnp.float32)
-                tops: dict[str, jax.Array] = {}
-                for kind, of in (("grad", g), ("update", u), ("param", p)):
-                    largest = None
-                    if of is not None:
-                        largest = tops[kind] = _max(of, slot)
-                    if kind != "param":
-                        found[f"{kind}_max"].append(
-                            blank if largest is None else largest.reshape(-1).astype(jnp.float32)
-                        )
-                        found[f"{kind}_nonzero"].append(blank if of is None else _nonzero(of, slot))
-                    found[f"{kind}_norm"].append(blank if of is None or largest is None else _norm(of, slot, largest))
-                found["moved"].append(blank if moved is None else _nonzero(moved, slot))
-                found["along"].append(
-                    blank if g is None or u is None else _along(g, u, slot, tops["grad"], tops["update"])
-                )
-            joined = {name: _join(parts) for name, parts in found.items()}
-            joined["grad_bad"] = self._count_bad(grads, joined["grad_max"])
-            joined["update_bad"] = self._count_bad(updates, joined["update_max"])
-        return {name: joined[name] for name in (*_FLOATS, *_COUNTS)}
+            parts = parts_of([slot.axis for slot in self.slots], grads, params, updates, together=self.together)
+            measured = [measure(part) for part in parts]
+            found = {name: _join([one[name] for one in measured]) for name in FLOATS}
+            for name, kind in (("grad_bad", "grad"), ("update_bad", "update")):
+                found[name] = self._count_bad(kind, parts, found[f"{kind}_max"])
+            order = self._order(parts)
+            if order is not None:
+                found = {name: x[order] for name, x in found.items()}
+        return {name: found[name] for name in (*FLOATS, *_COUNTS)}
 
-    def _count_bad(self, arrays: Sequence[jax.Array] | None, largest: jax.Array) -> jax.Array:
+    def _order(self, parts: Sequence[Part]) -> np.ndarray | None:
+        """Where the rows of the slots are among those of `parts`, None if in that order."""
+        ends = np.cumsum(self._rows)
+        rows = [np.arange(ends[i] - self._rows[i], ends[i]) for part in parts for i in part.leaves]
+        placed = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+        return None if np.array_equal(placed, np.arange(self._n)) else np.argsort(placed)
+
+    def _count_bad(self, kind: str, parts: Sequence[Part], largest: jax.Array) -> jax.Array:
         none = jnp.zeros((self._n,), jnp.int32)
-        if arrays is None or not self.slots:
+        if not parts or kind not in parts[0].arrays:
             return none
-
-        def count() -> jax.Array:
-            rows = [
-                count_nonfinite(x, _others(x, slot)).reshape(-1) for x, slot in zip(arrays, self.slots, strict=True)
-            ]
-            return _join(rows, jnp.int32)
-
         # Counting is the slowest reduction there is: done only where a maximum says that there is something to count.
-        return jnp.asarray(lax.cond(jnp.all(jnp.isfinite(largest)), lambda: none, count))
+        return jnp.asarray(
+            lax.cond(
+                jnp.all(jnp.isfinite(largest)),
+                lambda: none,
+                lambda: _join([count(part, kind) for part in parts], jnp.int32),
+            )
+        )
 
     def unpack(self, words: np.ndarray, *, stack: bool = False) -> Flow | None:
         """Returns the statistics in `words` (uint32[words]); with `stack`, None when no leaf is stacked."""
-        names = (*_FLOATS, *_COUNTS)
+        names = (*FLOATS, *_COUNTS)
         table = np.asarray(words, np.uint32).reshape(len(names), self._n)
         rows: dict[str, np.ndarray] = {
             name: table[i].view(np.int32 if name in _COUNTS else np.float32).astype(np.float64)
@@ -226,7 +203,7 @@ class Layout:
 
 
 def _host_scale(largest: np.ndarray) -> np.ndarray:
-    return np.minimum(np.where((largest > 0) & np.isfinite(largest), largest, 1), _LARGE)
+    return np.minimum(np.where((largest > 0) & np.isfinite(largest), largest, 1), LARGE)
 
 
 def _flow(rows: Mapping[str, np.ndarray], sizes: np.ndarray) -> Flow:
@@ -237,7 +214,7 @@ def _flow(rows: Mapping[str, np.ndarray], sizes: np.ndarray) -> Flow:
         lengths = rows["grad_norm"] * rows["update_norm"]
         cosine = np.where(lengths > 0, rows["along"] / lengths, np.nan)
         ratio = np.where(rows["param_norm"] > 0, rows["update_norm"] / rows["param_norm"], np.nan)
-        floats = {name: rows[name].astype(np.float32) for name in _FLOATS}
+        floats = {name: rows[name].astype(np.float32) for name in FLOATS}
         ratio = ratio.astype(np.float32)
     return Flow(
         grad_norm=floats["grad_norm"],
@@ -256,49 +233,6 @@ def _flow(rows: Mapping[str, np.ndarray], sizes: np.ndarray) -> Flow:
 
 def _size(slot: Slot) -> int:
     return int(np.prod(slot.shape, dtype=np.int64))
-
-
-def _others(x: jax.Array, slot: Slot) -> tuple[int, ...]:
-    """The axes to reduce: all, or all but the one of the layers."""
-    return tuple(i for i in range(x.ndim) if i != slot.axis)
-
-
-def _max(x: jax.Array, slot: Slot) -> jax.Array:
-    """The largest magnitude of each row, in the shape that broadcasts against `x`."""
-    return jnp.max(jnp.abs(plain(apart(x))), axis=_others(x, slot), initial=0, keepdims=True)
-
-
-def _difference(after: jax.Array, before: jax.Array) -> jax.Array:
-    """What an update changed, 0 exactly where it changed nothing; narrow floats are subtracted as float32."""
-    return after - before if jnp.iscomplexobj(before) else jnp.asarray(plain(after) - plain(before))
-
-
-def _scale(largest: jax.Array) -> jax.Array:
-    """What to divide by so that squares neither overflow nor underflow."""
-    sound = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
-    return jnp.minimum(sound, _LARGE)  # XLA multiplies with the reciprocal, which must not be subnormal
-
-
-def _along(g: jax.Array, u: jax.Array, slot: Slot, g_largest: jax.Array, u_largest: jax.Array) -> jax.Array:
-    """The scalar product of gradient and update, each over its largest magnitude (complex ones by their moduli)."""
-    if jnp.iscomplexobj(g) or jnp.iscomplexobj(u):
-        return jnp.full((slot.rows,), jnp.nan, jnp.float32)
-    product = (plain(apart(g)) / _scale(g_largest)) * (plain(apart(u)) / _scale(u_largest))
-    return jnp.sum(product, axis=_others(g, slot)).reshape(-1).astype(jnp.float32)
-
-
-def _norm(x: jax.Array, slot: Slot, largest: jax.Array) -> jax.Array:
-    scale = _scale(largest)
-    scaled = plain(apart(x)) / scale
-    root = jnp.sqrt(jnp.sum(scaled * scaled, axis=_others(x, slot), keepdims=True)) * scale
-    return root.reshape(-1).astype(jnp.float32)
-
-
-def _nonzero(x: jax.Array, slot: Slot) -> jax.Array:
-    """How many elements are not 0, counted in floats: XLA's CPU backend sums comparisons 7 times slower."""
-    wide = plain(apart(x))
-    ones = jnp.minimum(jnp.abs(wide) * _HUGE[wide.dtype.itemsize], 1)
-    return jnp.sum(ones, axis=_others(x, slot)).reshape(-1).astype(jnp.float32)
 
 
 def _join(parts: list[jax.Array], dtype: Any = jnp.float32) -> jax.Array:

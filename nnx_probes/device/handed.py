@@ -10,6 +10,7 @@ from flax import nnx
 
 from nnx_probes.device.flow import Layout, Slot
 from nnx_probes.device.leaves import key_name
+from nnx_probes.device.reduce import on_one_device
 from nnx_probes.device.slots import Params
 from nnx_probes.errors import ArgumentTypeError
 
@@ -42,12 +43,15 @@ class Handed:
         slots, params = self._params.read(model, wrt) if isinstance(model, nnx.Pytree) else ((), [])
         known = {slot.parts: (slot, x) for slot, x in zip(slots, params, strict=True)}
         p: list[Any] | None = None
+        together = on_one_device(list(first.values()))
         if all(parts in known and known[parts][0].shape == tuple(x.shape) for parts, x in first.items()):
-            layout = Layout([known[parts][0] for parts in first])
+            layout = Layout([known[parts][0] for parts in first], together=together)
             live = [known[parts][1] for parts in first]
             p = live if all(map(_readable, live)) else None
         else:
-            layout = Layout([Slot(parts, tuple(x.shape), str(x.dtype)) for parts, x in first.items()])
+            layout = Layout(
+                [Slot(parts, tuple(x.shape), str(x.dtype)) for parts, x in first.items()], together=together
+            )
         rows = [None if not xs or xs.keys() != first.keys() else list(xs.values()) for xs in (g, u)]
         return layout, _measure(layout, rows[0], p, rows[1])
 

@@ -10,6 +10,7 @@ from flax import nnx
 
 from nnx_probes.device.flow import Layout
 from nnx_probes.device.leaves import Rest, split_arrays
+from nnx_probes.device.reduce import on_one_device
 from nnx_probes.device.slots import Params
 
 __all__ = ["Recompute"]
@@ -31,8 +32,8 @@ class Recompute:
         """Queues one forward and backward pass; returns what its words mean, and them. Changes nothing of the model."""
         graphdef, *states = nnx.split(model, wrt, ...)
         params, rest = states
-        slots, _ = self._params.read(model, wrt)
-        layout = Layout(slots)
+        slots, own = self._params.read(model, wrt)
+        layout = Layout(slots, together=on_one_device(own))
         arrays, others = split_arrays(batch)
         words: jax.Array = self._program(graphdef, layout, others, nnx.as_pure(params), nnx.as_pure(rest), arrays)
         return layout, words

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from nnx_probes.device.mix64 import mix64
 from nnx_probes.device.stacks import Stacks
 
-__all__ = ["Measurement", "Program", "apart", "count_nonfinite", "plain"]
+__all__ = ["Measurement", "Program", "apart", "count_nonfinite", "on_one_device", "plain"]
 
 _TINY = 1e-30
 """Sums of squares below this have lost digits to underflow in float32 (smallest normal: 1.2e-38)."""
@@ -75,7 +75,7 @@ class Program:
         sharding = _replicated(arrays)
         if sharding not in self._compiled:
             self._compiled[sharding] = jax.jit(self._measure, out_shardings=sharding, static_argnames="together")
-        packed: jax.Array = self._compiled[sharding](list(arrays), together=_on_one_device(arrays))
+        packed: jax.Array = self._compiled[sharding](list(arrays), together=on_one_device(arrays))
         if not isinstance(packed, jax.core.Tracer):
             packed.copy_to_host_async()
         return packed
@@ -129,8 +129,12 @@ def _replicated(arrays: Sequence[jax.Array]) -> NamedSharding | None:
     return None
 
 
-def _on_one_device(arrays: Sequence[jax.Array]) -> bool:
-    return all(isinstance(x, jax.core.Tracer) or len(x.sharding.device_set) == 1 for x in arrays)
+def on_one_device(arrays: Sequence[Any]) -> bool:
+    """Whether none of `arrays` is known to be spread over devices."""
+    return all(
+        not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer) or len(x.sharding.device_set) == 1
+        for x in arrays
+    )
 
 
 def apart(x: jax.Array) -> jax.Array:

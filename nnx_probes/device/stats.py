@@ -10,6 +10,7 @@ from flax import nnx
 
 from nnx_probes.device.flow import Layout, Slot
 from nnx_probes.device.leaves import dotted, key_name
+from nnx_probes.device.rows import aside
 from nnx_probes.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["PREFIX", "step_stats"]
@@ -76,7 +77,8 @@ def _plain(x: Any) -> Any:
 
 
 def _layout(arrays: dict[str, list[jax.Array]]) -> Layout:
-    return Layout([Slot((i,), tuple(x.shape), str(x.dtype)) for i, x in enumerate(next(iter(arrays.values())))])
+    slots = [Slot((i,), tuple(x.shape), str(x.dtype)) for i, x in enumerate(next(iter(arrays.values())))]
+    return Layout(slots, together=jax.device_count() == 1)  # a traced array does not say where it lies
 
 
 def _check(arrays: dict[str, list[jax.Array]], paths: dict[str, list[str]]) -> None:
@@ -99,7 +101,7 @@ def _check(arrays: dict[str, list[jax.Array]], paths: dict[str, list[str]]) -> N
 
 def _per_leaf(arrays: dict[str, list[jax.Array]]) -> dict[str, jax.Array]:
     model = next(iter(arrays.values()))
-    found = _layout(arrays).statistics(arrays.get("grads"), arrays.get("params"), arrays.get("updates"))
+    found = _layout(arrays).statistics(*(aside(arrays.get(name)) for name in ("grads", "params", "updates")))
     sizes = jnp.asarray([max(int(x.size), 1) for x in model], jnp.float32)
     out = {}
     for name in arrays:

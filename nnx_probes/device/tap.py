@@ -18,6 +18,8 @@ from jax import lax
 from nnx_probes.device.evidence import Evidence
 from nnx_probes.device.flow import Layout
 from nnx_probes.device.mix64 import mix64, mix64_text
+from nnx_probes.device.reduce import on_one_device
+from nnx_probes.device.rows import aside
 from nnx_probes.device.slots import slots_of
 from nnx_probes.device.spy import Seen, add_note, handed, spying
 from nnx_probes.device.whence import LIVE
@@ -235,7 +237,8 @@ def watch(
         raise ArgumentTypeError(f"watch() got a {type(model).__name__} as model: expected the nnx.Module it trains.")
     if is_watched(optimizer):
         raise ArgumentError("this optimizer is watched already: call watch() once, and use what it returned.")
-    layout = Layout(slots_of(model, optimizer))
+    held = jax.tree.leaves(nnx.as_pure(nnx.state(model) if isinstance(model, nnx.Pytree) else model))
+    layout = Layout(slots_of(model, optimizer), together=on_one_device(held))
     watched: Any = object.__new__(_watched_class(type(optimizer)))
     for name, value in vars(optimizer).items():  # flax keeps a table of attributes; each object needs its own
         vars(watched)[name] = dict(value) if name.startswith("_pytree") and isinstance(value, dict) else value
@@ -261,7 +264,7 @@ def _blank(evidence: Evidence) -> np.ndarray:
 
 
 def _words(evidence: Evidence, before: jax.Array, count: jax.Array, seen: Seen, lanes: Any) -> jax.Array:
-    grads, params, updates = _aside(seen.grads), _aside(seen.params), _aside(seen.updates)
+    grads, params, updates = aside(seen.grads), aside(seen.params), aside(seen.updates)
 
     def measured() -> jax.Array:
         return _packed(evidence.layout, count, before[1:_HEAD], grads, params, updates, lanes)
@@ -272,17 +275,6 @@ def _words(evidence: Evidence, before: jax.Array, count: jax.Array, seen: Seen, 
         return measured()
     due = count.astype(jnp.uint32) % jnp.maximum(before[1], 1) == before[2]
     return jnp.asarray(lax.cond(due, measured, lambda: before))
-
-
-def _aside(arrays: list[Any] | None) -> list[Any] | None:
-    """The same arrays with an axis of size 1 at the end, so that measuring leaves the optimizer's last bits as they are.
-
-    XLA moves a reshape of a gradient (of a kernel with one output, of a normalisation's scale) past the optimizer's
-    multiplications, and then contracts other multiply-adds, only where nobody else reads the reshaped gradient. A reshape of
-    ours is folded into the one before it and reads what that one read. It has to come before any branch, whose operands
-    would be such readers.
-    """
-    return None if arrays is None else [x.reshape(*x.shape, 1) for x in arrays]
 
 
 def _packed(layout: Layout, count: Any, which: Any, grads: Any, params: Any, updates: Any, lanes: Any) -> jax.Array:
