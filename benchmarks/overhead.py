@@ -34,6 +34,12 @@ import nnx_probes as probes
 from nnx_probes.writers import MemoryWriter
 
 INTERVALS = (1, 10, 100)
+SUMMARY = (
+    '| program, step | ours, every=100 | every=10 | every=1 | `every="auto"` |'
+    + "".join(f" {name} |" for name in RIVALS)
+    + "\n| --- |"
+    + " ---: |" * (4 + len(RIVALS))
+)
 HEADER = "| program | watched by | probe, ms | share of loop time | loop time against plain |\n| --- | --- | ---: | ---: | ---: |"
 
 
@@ -70,8 +76,8 @@ def spread(ratios: list[float]) -> str:
     return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
-def each_step(program: Program, rounds: int) -> tuple[float, float, list[str]]:
-    """Everything that looks at every step, step by step in turn: (step s, probe s, rows)."""
+def each_step(program: Program, rounds: int) -> tuple[float, float, list[str], list[str]]:
+    """Everything that looks at every step, step by step in turn: (step s, probe s, rows, cells of the summary)."""
     first = plain(program)
     watched, monitor, _ = ours(program, 1, sync=True)
     ones = {"plain": first, "every=1": watched, **{name: make(program) for name, make in RIVALS.items()}}
@@ -89,13 +95,14 @@ def each_step(program: Program, rounds: int) -> tuple[float, float, list[str]]:
     hook_s = float(np.median(looking["every=1"]))
     surplus = [a - b - c for a, b, c in zip(total["every=1"], looking["every=1"], total["plain"], strict=True)]
     probe_s = hook_s + max(0.0, float(np.median(surplus)))
-    rows = []
+    rows, short = [], []
     for name in RIVALS:
         ratios = [a / b for a, b in zip(total[name], total["plain"], strict=True)]
         alone = float(np.median(looking[name]))
         cells = ("in the step", "") if np.isnan(alone) else (f"{1e3 * alone:.1f}", f"{alone / step_s:.2%}")
         rows.append(f"| {program.name} | {name} | {cells[0]} | {cells[1]} | {spread(ratios)} |")
-    return step_s, probe_s, rows
+        short.append(f"{float(np.median(ratios)) - 1:.1%}" if np.isnan(alone) else f"{alone / step_s:.1%}")
+    return step_s, probe_s, rows, short
 
 
 def blocks(program: Program, every: int, rounds: int) -> list[float]:
@@ -111,8 +118,8 @@ def blocks(program: Program, every: int, rounds: int) -> list[float]:
     return ratios
 
 
-def automatic(program: Program, budget_s: float) -> str:
-    """The interval that ``every="auto"`` settles on, and what it then costs."""
+def automatic(program: Program, budget_s: float) -> tuple[str, str]:
+    """The interval that ``every="auto"`` settles on, and what it then costs: a row, and a cell of the summary."""
     one, monitor, seen = ours(program, "auto", sync=False)
     first = plain(program)
     seconds(first, 3)
@@ -130,15 +137,17 @@ def automatic(program: Program, budget_s: float) -> str:
     monitor.close()
     compiled = sorted((looking for _, looking in early), reverse=True)[:2]  # the probe's programs, once each
     begun = (sum(looking for _, looking in early[:200]) - sum(compiled)) / (base * min(200, warm))
-    return (
+    row = (
         f'| {program.name} | ours, every="auto": {settled} after {warm} steps | | {looked / took:.2%} '
         f"(first {min(200, warm)} steps {begun:.2%}) | {spread(ratios)} |"
     )
+    return row, f"{looked / took:.2%} (every={settled})"
 
 
-def table(program: Program, *, quick: bool, say: Callable[[str], None]) -> None:
+def table(program: Program, *, quick: bool, say: Callable[[str], None]) -> str:
+    """Says one program's rows; returns that of the summary."""
     budget_s = 5.0 if quick else 60.0  # for the loops of one interval
-    step_s, probe_s, rivals = each_step(program, max(3, min(200, int(budget_s / 6 / program.seconds))))
+    step_s, probe_s, rivals, short = each_step(program, max(3, min(200, int(budget_s / 6 / program.seconds))))
     say(f"| **{program.name}** | nobody: {1e3 * step_s:.1f} ms a step | | | |")
     for every in INTERVALS:
         rounds = int(min(25, budget_s / (2 * every * step_s)))
@@ -147,9 +156,11 @@ def table(program: Program, *, quick: bool, say: Callable[[str], None]) -> None:
             f"| {program.name} | ours, every={every} | {1e3 * probe_s:.1f} | {probe_s / (every * step_s):.2%} "
             f"| {spread(ratios)} |"
         )
-    say(automatic(program, budget_s))
-    for row in rivals:
-        say(row)
+    row, auto = automatic(program, budget_s)
+    for line in (row, *rivals):
+        say(line)
+    shares = [f"{probe_s / (every * step_s):.2%}" for every in reversed(INTERVALS)]
+    return " | ".join([f"| {program.name}, {1e3 * step_s:.0f} ms", *shares, auto, *short]) + " |"
 
 
 def main() -> None:
@@ -171,11 +182,15 @@ def main() -> None:
         f"{jax.__version__}, flax {flax.__version__}; default callbacks and `watch`, Adam, donated.\n"
     )
     say(HEADER)
-    for program in PROGRAMS:
-        if chosen.only in program.name and (not chosen.quick or program.seconds < 0.3):
-            table(program, quick=chosen.quick, say=say)
+    summary = [
+        table(program, quick=chosen.quick, say=say)
+        for program in PROGRAMS
+        if chosen.only in program.name and (not chosen.quick or program.seconds < 0.3)
+    ]
+    short = "\n".join([lines[0], SUMMARY, *summary])
+    print(f"\nIn short, share of loop time:\n\n{short}", flush=True)
     if chosen.paste:
-        paste("python benchmarks/overhead.py --paste", "\n".join(lines))
+        paste("python benchmarks/overhead.py --paste", short)
 
 
 if __name__ == "__main__":

@@ -466,3 +466,57 @@ def test_a_complex_parameter_that_is_turned_has_moved():
 def test_every_normal_float64_counts_as_other_than_zero():
     with jax.enable_x64(True):
         assert one(np.array([1e-305, 1.0]), None, None)["grad_zeros"] == 0
+
+
+ALIKE = [
+    ((7,), None),
+    ((150, 120), None),  # beyond what is stacked: a loop, where there are enough of them
+    ((2, 3), None),
+    ((7,), None),
+    ((150, 120), None),
+    ((4, 90, 60), 0),
+    ((7,), None),
+    ((150, 120), None),
+    ((4, 90, 60), 0),
+    ((90, 4, 60), 1),
+    ((4, 90, 60), 0),
+    ((2, 3), None),
+    ((0,), None),
+    ((0,), None),
+]
+
+
+@pytest.mark.parametrize(("param", "flowing"), PAIRS)
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_leaves_that_are_alike_are_measured_together_as_one_by_one(param, flowing, spoiled):
+    rng = np.random.default_rng(3)
+    slots = [Slot((f"p{i}",), shape, param, axis) for i, (shape, axis) in enumerate(ALIKE)]
+
+    def arrays(dtype, size):
+        found = [np.asarray(rng.normal(size=shape) * size * 2.0**i) for i, (shape, _) in enumerate(ALIKE)]
+        for i, x in enumerate(found):
+            x.reshape(-1)[: i + 1] = 0
+            if spoiled and x.size and i % 3 == 1:
+                x.reshape(-1)[i : 2 * i] = np.nan if i % 2 else np.inf
+        return [jnp.asarray(x, dtype) for x in found]
+
+    grads, params, updates = arrays(flowing, 1e-3), arrays(param, 1.0), arrays(flowing, 1e-4)
+    together, apart = Layout(slots), Layout(slots, together=False)
+    for chosen in [(grads, params, updates), (grads, None, None), (None, params, updates)]:
+        one = jax.jit(together.measure)(*chosen)
+        other = jax.jit(apart.measure)(*chosen)
+        for stack in (False, True):
+            a, b = together.unpack(np.asarray(one), stack=stack), apart.unpack(np.asarray(other), stack=stack)
+            for name in NAMES:
+                exact = name in COUNTS or name in {"grad_max", "update_max", "grad_zeros", "absorbed"}
+                close = 0 if exact else 2e-6
+                np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=close, atol=close, err_msg=name)
+
+
+def test_many_leaves_take_few_instructions():
+    def instructions(n):
+        layout = Layout([Slot((i,), (8,), "float32") for i in range(n)])
+        xs = [jnp.ones((8,))] * n
+        return str(jax.make_jaxpr(lambda xs: layout.measure(xs, xs, xs))(xs)).count("reduce_max")
+
+    assert instructions(50) == instructions(2)
